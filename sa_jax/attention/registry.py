@@ -1,0 +1,108 @@
+"""Attention functions by name: what configs, experiments and tables refer to.
+
+An attention function is pure: `function(query, key, value, context, **options) -> output`. A package
+of its own registers one through the entry point group `sa_jax.attention`, whose value names an
+`AttentionKind`; nothing here needs an edit.
+"""
+
+import dataclasses
+import difflib
+import functools
+from collections.abc import Callable
+
+import jax
+
+ENTRY_POINT_GROUP = 'sa_jax.attention'
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=('positions', 'segment_ids', 'key', 'layer'),
+    meta_fields=('is_causal',),
+)
+@dataclasses.dataclass(frozen=True)
+class AttentionContext:
+    """What a pattern may need beside query, key and value.
+
+    Attributes:
+      positions: `[B, T]` int32, strictly increasing within a segment; None means the index.
+      segment_ids: `[B, T]` int32, 0 for padding, equal numbers contiguous; None means one segment.
+      key: a typed PRNG key for this step, layer and path. Its shape is the scope of a draw: `[]`
+        one for all, `[B]` one per example, `[B, K]` one per example and key/value head.
+      layer: the index of the layer.
+      is_causal: whether a token sees only its predecessors.
+    """
+
+    positions: jax.Array | None = None
+    segment_ids: jax.Array | None = None
+    key: jax.Array | None = None
+    layer: jax.Array | int = 0
+    is_causal: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionKind:
+    """A registered attention function.
+
+    Attributes:
+      name: what configs call it.
+      function: `(query [B, T, N, H], key [B, T, K, H], value [B, T, K, H], context, **options)`
+        to `[B, T, N, H]`.
+      mask: `(query, key, context, **options)` to the boolean visibility `[B or 1, K, N or 1, T, T]`
+        reshaped as `[B or 1, N or 1, T, T]`; None if the pattern has no dense specification.
+      visible_keys: `(n, *, is_causal, **options)` to the expected number of keys a query sees in a
+        sequence of n tokens, for FLOP counts; None counts as full attention.
+    """
+
+    name: str
+    function: Callable[..., jax.Array]
+    mask: Callable[..., jax.Array] | None = None
+    visible_keys: Callable[..., float] | None = None
+
+
+_KINDS: dict[str, AttentionKind] = {}
+
+
+def register_attention(
+    name: str,
+    function: Callable[..., jax.Array],
+    *,
+    mask: Callable[..., jax.Array] | None = None,
+    visible_keys: Callable[..., float] | None = None,
+) -> AttentionKind:
+    """Makes `function` available to configs under `name`; see `AttentionKind` for the arguments.
+
+    Raises:
+      ValueError: another function already has the name.
+    """
+    kind = AttentionKind(name, function, mask, visible_keys)
+    if name in _KINDS and _KINDS[name] != kind:
+        raise ValueError(f'attention {name!r} is already registered; choose another name')
+    _KINDS[name] = kind
+    return kind
+
+
+def get_attention(name: str) -> AttentionKind:
+    """The attention function called `name`, from this package or an installed one.
+
+    Raises:
+      ValueError: no such name; the message lists the known ones and the nearest.
+    """
+    if name in _KINDS:
+        return _KINDS[name]
+    # Looked up late: `import sa_jax` must load nothing that jax and numpy don't.
+    from importlib.metadata import entry_points
+
+    found = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+    if name in found:
+        kind = found[name].load()
+        if not isinstance(kind, AttentionKind):
+            raise TypeError(
+                f'the entry point {name!r} of {ENTRY_POINT_GROUP!r} gives {type(kind).__name__}; '
+                'expected an AttentionKind, as register_attention returns it'
+            )
+        return _KINDS.setdefault(name, kind)
+    known = sorted({*_KINDS, *found})
+    near = difflib.get_close_matches(str(name), known, n=1)
+    hint = f'; did you mean {near[0]!r}?' if near else ''
+    raise ValueError(f'unknown attention {name!r}{hint} Known: {", ".join(known)}')

@@ -1,0 +1,7 @@
+"""Eight simulated CPU devices for the whole session; set before JAX starts."""
+
+import os
+
+os.environ['JAX_PLATFORMS'] = os.environ.get('JAX_PLATFORMS', 'cpu')
+flag = '--xla_force_host_platform_device_count=8'
+os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {flag}'.strip()
