@@ -1,0 +1,1 @@
+"""The decoder: configuration, layers, sharding, FLOP counts and sampling."""
