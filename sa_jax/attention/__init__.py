@@ -1,0 +1,32 @@
+"""Attention functions: masks as specifications, a dense reference, and fast paths."""
+
+from sa_jax.attention import kinds as _kinds  # noqa: F401  (registers the built-in functions)
+from sa_jax.attention.functions import (
+    full_attention,
+    moba_attention,
+    sliding_window_attention,
+    stochastic_attention,
+)
+from sa_jax.attention.permutation import draw_permutation, inverse_permutation, permute
+from sa_jax.attention.registry import (
+    AttentionContext,
+    AttentionKind,
+    get_attention,
+    register_attention,
+)
+from sa_jax.attention.window import effective_window
+
+__all__ = [
+    'AttentionContext',
+    'AttentionKind',
+    'draw_permutation',
+    'effective_window',
+    'full_attention',
+    'get_attention',
+    'inverse_permutation',
+    'moba_attention',
+    'permute',
+    'register_attention',
+    'sliding_window_attention',
+    'stochastic_attention',
+]

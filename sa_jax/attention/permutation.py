@@ -45,8 +45,8 @@ def draw_permutation(
         for _ in range(segment_ids.ndim - 1):
             draw = jax.vmap(draw)
         return draw(segment_ids)
-    if segment_ids.ndim == 1:
-        segment_ids = jnp.broadcast_to(segment_ids, (key.shape[0], *segment_ids.shape))
+    if segment_ids.ndim == 1 or segment_ids.shape[0] == 1:
+        segment_ids = jnp.broadcast_to(segment_ids, (key.shape[0], segment_ids.shape[-1]))
     if segment_ids.shape[0] != key.shape[0]:
         raise ValueError(
             f'got keys for {key.shape[0]} examples and segment_ids {segment_ids.shape}; expected '
@@ -116,12 +116,15 @@ def permute(x: jax.Array, permutation: jax.Array, inverse: jax.Array) -> jax.Arr
 
 
 def take_rows(x: jax.Array, rows: jax.Array) -> jax.Array:
-    """`x[b, rows[b]]` for x `[B, T, ...]` and rows `[S]` or `[B, S]`, all within bounds."""
+    """`x[b, rows[b]]` for x `[B, T, ...]` and rows `[S]` or `[B, S]`, B or 1, all within bounds."""
     if rows.ndim == 2 and rows.shape[0] == 1:
         rows = rows[0]
     if rows.ndim == 1:
         return jnp.take(x, rows, axis=1, mode='clip')
-    return jax.vmap(lambda x, rows: jnp.take(x, rows, axis=0, mode='clip'))(x, rows)
+    take = functools.partial(jnp.take, axis=0, mode='clip')
+    if x.shape[0] == 1:
+        return jax.vmap(take, in_axes=(None, 0))(x[0], rows)
+    return jax.vmap(take)(x, rows)
 
 
 def _permute_forward(x, permutation, inverse):

@@ -48,8 +48,8 @@ class AttentionKind:
       name: what configs call it.
       function: `(query [B, T, N, H], key [B, T, K, H], value [B, T, K, H], context, **options)`
         to `[B, T, N, H]`.
-      mask: `(query, key, context, **options)` to the boolean visibility `[B or 1, K, N or 1, T, T]`
-        reshaped as `[B or 1, N or 1, T, T]`; None if the pattern has no dense specification.
+      mask: `(query, key, context, **options)` to the boolean visibility
+        `[B or 1, N or 1, T, T]`; None if the pattern has no dense specification.
       visible_keys: `(n, *, is_causal, **options)` to the expected number of keys a query sees in a
         sequence of n tokens, for FLOP counts; None counts as full attention.
     """

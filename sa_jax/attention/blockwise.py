@@ -1,0 +1,385 @@
+"""Attention in blocks: each block of queries against its own run of keys, never n × n.
+
+One engine serves every fast path. Tokens stand in *lanes* (in their own order, or permuted, or, for
+circular windows, with wrapped copies); a query sees the keys whose coordinate lies in its interval
+[low, high], in its segment, and not later than itself. `plans.py` says which lanes that takes.
+Softmax statistics are float32, and the backward recomputes the weights at the forward's cost.
+"""
+
+import dataclasses
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from sa_jax.attention.permutation import take_rows
+
+# Logits nobody sees, and the least running maximum: exp(UNSEEN - FLOOR) is 0, also in empty rows.
+_UNSEEN, _FLOOR = -1e30, -5e29
+# Logits computed at a time: enough to keep the cores busy, few enough to stay in the cache.
+_LOGITS_PER_STEP = 2**20
+
+
+class Queries(NamedTuple):
+    """Query lanes; every array is `[B or 1, Q]`, Q a multiple of the block."""
+
+    segment: jax.Array  # 0 for lanes that hold no valid token
+    low: jax.Array  # the interval of key coordinates seen
+    high: jax.Array
+    latest: jax.Array | None  # the last position seen; None without causality
+    row: jax.Array | None  # the token in each lane; None for the tokens' own order
+    lane: jax.Array | None  # `[B or 1, T]`, the lane of each token
+    sinks: jax.Array | None  # `[B or 1, Q, num_sinks]`, lanes of the segment's first keys or -1
+
+
+class Keys(NamedTuple):
+    """Key lanes; every array is `[B or 1, L]`."""
+
+    segment: jax.Array
+    coordinate: jax.Array
+    position: jax.Array
+    row: jax.Array | None
+    lanes: jax.Array | None  # `[B or 1, S, copies]`, the lanes of each token or -1
+    is_sink: jax.Array | None
+
+
+class Plan(NamedTuple):
+    """Which lanes each block of queries meets."""
+
+    queries: Queries
+    keys: Keys
+    start: jax.Array  # `[B or 1, blocks]`, the first lane
+    stop: jax.Array | None  # one behind the last; None: a single chunk holds them all
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What is fixed at trace time: lanes per block of queries and per chunk of keys, and logits."""
+
+    block: int
+    chunk: int
+    scale: float
+    logits_soft_cap: float | None
+
+
+def blockwise_attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    sink_logits: jax.Array | None,
+    plan: Plan,
+    settings: Settings,
+) -> jax.Array:
+    """Attention of `[B, T, N, H]` to `[B, S, K, H]` by a plan; sink logits are `[B or 1, N]`."""
+    batch, length, heads, head_dim = query.shape
+    kv_heads = key.shape[2]
+    query = query.reshape(batch, length, kv_heads, heads // kv_heads, head_dim)
+    if sink_logits is not None:
+        sink_logits = sink_logits.astype(jnp.float32)
+        sink_logits = sink_logits.reshape(-1, kv_heads, heads // kv_heads)
+    output = _attention(settings, query, key, value, sink_logits, plan)
+    return output.reshape(batch, length, heads, head_dim)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attention(settings, query, key, value, sink_logits, plan):
+    return _attention_forward(settings, query, key, value, sink_logits, plan)[0]
+
+
+def _attention_forward(settings, query, key, value, sink_logits, plan):
+    forward = functools.partial(_forward, settings)
+    output, lse = _by_examples(forward, settings, query, key, value, sink_logits, plan)
+    return output, (query, key, value, sink_logits, plan, output, lse)
+
+
+def _attention_backward(settings, residuals, gradient):
+    query, key, value, sink_logits, plan, output, lse = residuals
+    backward = functools.partial(_backward, settings)
+    dq, dk, dv, dsinks = _by_examples(
+        backward, settings, query, key, value, sink_logits, plan, output, lse, gradient
+    )
+    if sink_logits is not None:
+        dsinks = dsinks.sum(0, keepdims=True) if sink_logits.shape[0] == 1 else dsinks
+    return dq, dk, dv, dsinks, None
+
+
+_attention.defvjp(_attention_forward, _attention_backward)
+
+
+def _by_examples(function, settings, query, *arguments):
+    """Runs `function` on as many examples at a time as the step's size allows."""
+    batch, _, kv_heads, group, _ = query.shape
+    most = max(1, _LOGITS_PER_STEP // (kv_heads * group * settings.block * settings.chunk))
+    size = next(s for s in range(min(batch, most), 0, -1) if batch % s == 0)
+    arguments = (query, *arguments)
+    if size == batch:
+        return function(*arguments)
+    leaves, tree = jax.tree.flatten(arguments)
+    per_example = [x.shape[0] == batch for x in leaves]
+    mapped = [
+        x.reshape(-1, size, *x.shape[1:]) for x, own in zip(leaves, per_example, strict=True) if own
+    ]
+
+    def run(mapped):
+        own = iter(mapped)
+        full = [next(own) if is_own else x for x, is_own in zip(leaves, per_example, strict=True)]
+        return function(*jax.tree.unflatten(tree, full))
+
+    result = lax.map(run, mapped)
+    return jax.tree.map(lambda x: x.reshape(batch, *x.shape[2:]), result)
+
+
+def _forward(settings, query, key, value, sink_logits, plan):
+    """Output `[B, T, K, G, H]` and log-sum-exp `[B, blocks, K, G, block]`, in lane order."""
+    batch, length, kv_heads, group, head_dim = query.shape
+    lanes = _LaneReader(settings, plan)
+    query = lanes.pad(query)
+
+    def block(_, index):
+        q, queries = lanes.queries(index, query)
+
+        def chunk(number, carry):
+            largest, total, output = carry
+            k, v, mask, _ = lanes.keys(index, number, queries, key, value)
+            return _accumulate(largest, total, output, lanes.logits(q, k, mask), v)
+
+        shape = (batch, kv_heads, group, settings.block)
+        carry = (
+            jnp.full(shape, _FLOOR, jnp.float32),
+            jnp.zeros(shape, jnp.float32),
+            jnp.zeros((*shape, head_dim), jnp.float32),
+        )
+        carry = lanes.for_chunks(index, chunk, carry)
+        if queries.sinks is not None:
+            k, v, mask, _ = lanes.sinks(queries, key, value)
+            carry = _accumulate(*carry, lanes.logits(q, k, mask), v)
+        largest, total, output = carry
+        if sink_logits is not None:
+            sinks = sink_logits[..., None]
+            final = jnp.maximum(largest, sinks)
+            shrink = jnp.exp(largest - final)
+            total = total * shrink + jnp.exp(sinks - final)
+            output, largest = output * shrink[..., None], final
+        total = jnp.maximum(total, jnp.finfo(jnp.float32).tiny)
+        output = (output / total[..., None]).astype(query.dtype)
+        return None, (jnp.moveaxis(output, 3, 1), largest + jnp.log(total))
+
+    _, (output, lse) = lax.scan(block, None, jnp.arange(lanes.blocks))
+    return lanes.to_tokens(output, length), jnp.moveaxis(lse, 0, 1)
+
+
+def _accumulate(largest, total, output, logits, value):
+    """Adds keys to a running softmax."""
+    updated = jnp.maximum(largest, logits.max(-1))
+    weights = jnp.exp(logits - updated[..., None])
+    shrink = jnp.exp(largest - updated)
+    output = output * shrink[..., None] + _weigh(weights.astype(value.dtype), value)
+    return updated, total * shrink + weights.sum(-1), output
+
+
+def _backward(settings, query, key, value, sink_logits, plan, output, lse, gradient):
+    """Gradients of q, k, v and, per example, of the sink logits."""
+    batch, length, *_ = query.shape
+    lanes = _LaneReader(settings, plan)
+    padded = lanes.pad(query), lanes.pad(output), lanes.pad(gradient)
+    kv_shape = (batch, plan.keys.segment.shape[-1], *key.shape[2:])
+
+    def block(carry, index):
+        q, queries = lanes.queries(index, padded[0])
+        o, _ = lanes.queries(index, padded[1])
+        do, _ = lanes.queries(index, padded[2])
+        lse_block = lse[:, index]
+        delta = _einsum('bqkgh,bqkgh->bkgq', o, do)
+
+        def gradients(k, v, mask):
+            """dq, and the weights and the logits' gradients that dv and dk are made of."""
+            logits, slope = lanes.logits_and_slope(q, k, mask)
+            weights = jnp.exp(logits - lse_block[..., None])
+            dlogits = weights * (_score(do, v) - delta[..., None]) * slope
+            dlogits = (dlogits * settings.scale).astype(k.dtype)
+            return _weigh(dlogits, k), weights.astype(do.dtype), dlogits
+
+        def chunk(number, carry):
+            dq, dk, dv = carry
+            k, v, mask, first = lanes.keys(index, number, queries, key, value)
+            added, weights, dlogits = gradients(k, v, mask)
+            dk = _add_run(dk, _gather_back(dlogits, q), first)
+            dv = _add_run(dv, _gather_back(weights, do), first)
+            return dq + added, dk, dv
+
+        dk, dv, dsinks = carry
+        dq = jnp.zeros((*lse_block.shape, q.shape[-1]), jnp.float32)
+        dq, dk, dv = lanes.for_chunks(index, chunk, (dq, dk, dv))
+        if queries.sinks is not None:
+            k, v, mask, rows = lanes.sinks(queries, key, value)
+            added, weights, dlogits = gradients(k, v, mask)
+            dq += added
+            dk = _add_rows(dk, _gather_back_own(dlogits, q), rows)
+            dv = _add_rows(dv, _gather_back_own(weights, do), rows)
+        if sink_logits is not None:
+            dsinks -= (jnp.exp(sink_logits[..., None] - lse_block) * delta).sum(-1)
+        return (dk, dv, dsinks), jnp.moveaxis(dq.astype(query.dtype), 3, 1)
+
+    start = (
+        jnp.zeros(kv_shape, jnp.float32),
+        jnp.zeros(kv_shape, jnp.float32),
+        None if sink_logits is None else jnp.zeros((batch, *sink_logits.shape[1:]), jnp.float32),
+    )
+    (dk, dv, dsinks), dq = lax.scan(block, start, jnp.arange(lanes.blocks))
+    dk, dv = (lanes.keys_to_tokens(x).astype(key.dtype) for x in (dk, dv))
+    return lanes.to_tokens(dq, length), dk, dv, dsinks
+
+
+class _LaneReader:
+    """Reads and writes tokens by lane, for one plan."""
+
+    def __init__(self, settings: Settings, plan: Plan):
+        self.settings, self.plan = settings, plan
+        self.blocks = plan.queries.segment.shape[-1] // settings.block
+
+    def pad(self, x: jax.Array) -> jax.Array:
+        """`[B, T, ...]` to whole blocks; rows read by index need none."""
+        missing = self.plan.queries.segment.shape[-1] - x.shape[1]
+        if self.plan.queries.row is not None or not missing:
+            return x
+        return jnp.pad(x, ((0, 0), (0, missing), *((0, 0),) * (x.ndim - 2)))
+
+    def queries(self, index, x):
+        """The block's rows of `x`, zeroed where there is no valid token, and its lanes."""
+        start, size = index * self.settings.block, self.settings.block
+        queries = _slice(self.plan.queries._replace(lane=None), start, size)
+        rows = _slice(x, start, size) if queries.row is None else take_rows(x, queries.row)
+        return _valid(rows, queries.segment > 0), queries
+
+    def for_chunks(self, index, chunk, carry):
+        """Runs `chunk(number, carry)` over the block's chunks of keys."""
+        if self.plan.stop is None:
+            return chunk(0, carry)
+        run = self.plan.stop[:, index].max() - self.plan.start[:, index].min()
+        return lax.fori_loop(0, -(-run // self.settings.chunk), chunk, carry)
+
+    def keys(self, index, number, queries, key, value):
+        """A chunk's k and v `[B, chunk, K, H]`, mask `[B or 1, block, chunk]` and first lane."""
+        size, lanes = self.settings.chunk, self.plan.keys.segment.shape[-1]
+        wanted = self.plan.start[:, index].min() + number * size
+        first = jnp.clip(wanted, 0, lanes - size)
+        keys = _slice(self.plan.keys._replace(lanes=None), first, size)
+        if keys.row is None:
+            k, v = _slice((key, value), first, size)
+        else:
+            k, v = (take_rows(x, keys.row) for x in (key, value))
+        mask = _sees(queries, keys)
+        if keys.is_sink is not None:
+            mask &= ~keys.is_sink[:, None, :]
+        if self.plan.stop is not None:
+            # The last chunk is moved back to end within bounds: lanes already met stay out.
+            mask &= first + jnp.arange(size) >= wanted
+        is_valid = keys.segment > 0
+        return _valid(k, is_valid), _valid(v, is_valid), mask, first
+
+    def sinks(self, queries, key, value):
+        """Each query's own first tokens: k, v `[B, block, c, K, H]`, mask `[.., block, c]`, lanes."""
+        lanes = queries.sinks
+        flat = jnp.maximum(lanes, 0).reshape(lanes.shape[0], -1)
+        keys = self.plan.keys
+        row = flat if keys.row is None else take_rows(keys.row, flat)
+        mask = lanes >= 0
+        if queries.latest is not None:
+            position = take_rows(keys.position, flat).reshape(lanes.shape)
+            mask &= position <= queries.latest[..., None]
+        shape = (key.shape[0], *lanes.shape[1:], *key.shape[2:])
+        k, v = (_valid(take_rows(x, row).reshape(shape), mask) for x in (key, value))
+        return k, v, mask, flat
+
+    def logits(self, q, k, mask):
+        """Scaled, capped and masked logits, float32 `[B, K, G, block, keys]`."""
+        return self.logits_and_slope(q, k, mask)[0]
+
+    def logits_and_slope(self, q, k, mask):
+        """The logits and their derivative by the uncapped ones."""
+        logits = self.settings.scale * _score(q, k)
+        slope = 1.0
+        cap = self.settings.logits_soft_cap
+        if cap is not None:
+            tanh = jnp.tanh(logits / cap)
+            logits, slope = cap * tanh, 1 - tanh**2
+        return jnp.where(mask[:, None, None], logits, _UNSEEN), slope
+
+    def to_tokens(self, x, length):
+        """Blocks of query lanes `[blocks, B, block, ...]` to tokens `[B, T, ...]`."""
+        x = jnp.moveaxis(x, 0, 1)
+        x = x.reshape(x.shape[0], -1, *x.shape[3:])
+        lane = self.plan.queries.lane
+        return x[:, :length] if lane is None else take_rows(x, lane)
+
+    def keys_to_tokens(self, x):
+        """Sums each token's lanes: `[B, L, ...]` to `[B, S, ...]`."""
+        lanes = self.plan.keys.lanes
+        if lanes is None:
+            return x
+        copies = (lanes[..., c] for c in range(lanes.shape[-1]))
+        return sum(_valid(take_rows(x, jnp.maximum(lane, 0)), lane >= 0) for lane in copies)
+
+
+def _sees(queries: Queries, keys: Keys) -> jax.Array:
+    """Visibility `[B or 1, block, chunk]`."""
+    coordinate = keys.coordinate[:, None, :]
+    mask = (queries.segment[..., None] == keys.segment[:, None, :]) & (keys.segment[:, None, :] > 0)
+    mask &= (queries.low[..., None] <= coordinate) & (coordinate <= queries.high[..., None])
+    if queries.latest is not None:
+        mask &= keys.position[:, None, :] <= queries.latest[..., None]
+    return mask
+
+
+def _slice(tree, start, size):
+    """Lanes [start, start + size) of every array `[B, L, ...]`."""
+    return jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, start, size, axis=1), tree)
+
+
+def _valid(x, is_valid):
+    """Zeros rows that hold no token: NaN there must reach nothing."""
+    return jnp.where(is_valid.reshape(*is_valid.shape, *(1,) * (x.ndim - is_valid.ndim)), x, 0)
+
+
+def _einsum(spec, *operands):
+    """float32 results; float32 operands are multiplied in full precision on every device."""
+    precision = 'highest' if operands[0].dtype == jnp.float32 else None
+    return jnp.einsum(spec, *operands, precision=precision, preferred_element_type=jnp.float32)
+
+
+def _score(q, k):
+    """q·k for shared keys `[B, S, K, H]` or each query's own `[B, Q, c, K, H]`."""
+    spec = 'bqkgh,bskh->bkgqs' if k.ndim == 4 else 'bqkgh,bqskh->bkgqs'
+    return _einsum(spec, q, k)
+
+
+def _weigh(weights, value):
+    """Weighted sums `[B, K, G, Q, H]` of shared or each query's own rows."""
+    spec = 'bkgqs,bskh->bkgqh' if value.ndim == 4 else 'bkgqs,bqskh->bkgqh'
+    return _einsum(spec, weights, value)
+
+
+def _gather_back(weights, x):
+    """What queries `[B, Q, K, G, H]` give back to shared keys: `[B, S, K, H]`."""
+    return _einsum('bkgqs,bqkgh->bskh', weights, x)
+
+
+def _gather_back_own(weights, x):
+    """What queries give back to their own keys: `[B, Q·c, K, H]`."""
+    own = _einsum('bkgqs,bqkgh->bqskh', weights, x)
+    return own.reshape(own.shape[0], -1, *own.shape[3:])
+
+
+def _add_run(total, added, first):
+    """Adds to the lanes from `first` on."""
+    present = lax.dynamic_slice_in_dim(total, first, added.shape[1], axis=1)
+    return lax.dynamic_update_slice_in_dim(total, present + added, first, axis=1)
+
+
+def _add_rows(total, added, lanes):
+    """Adds to scattered lanes `[B or 1, n]`."""
+    if lanes.shape[0] == 1:
+        return total.at[:, lanes[0]].add(added)
+    return jax.vmap(lambda x, lanes, added: x.at[lanes].add(added))(total, lanes, added)

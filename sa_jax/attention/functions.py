@@ -1,0 +1,436 @@
+"""The public attention functions, in the manner of `jax.nn.dot_product_attention`.
+
+Common to all: query `[B, T, N, H]`, key and value `[B, S, K, H]` with K dividing N, output like
+query, softmax statistics in float32. `segment_ids` `[B, T]`: 0 is padding, equal numbers >= 1 are one
+document and contiguous. `positions` `[B, T]` strictly increase within a document; the index by
+default. A valid query always sees itself; queries without keys, padding among them, give zeros.
+`implementation` is 'reference' (dense, float32, O(n²)), 'xla' (blockwise, any device) or None: the
+best that supports the call.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from sa_jax.attention import blockwise, inputs, masks, moba, plans, reference
+from sa_jax.attention import permutation as permutations
+
+IMPLEMENTATIONS = ('reference', 'xla')
+
+
+def full_attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    *,
+    is_causal: bool = True,
+    segment_ids: jax.Array | None = None,
+    positions: jax.Array | None = None,
+    query_positions: jax.Array | None = None,
+    key_positions: jax.Array | None = None,
+    query_segment_ids: jax.Array | None = None,
+    key_segment_ids: jax.Array | None = None,
+    scale: float | None = None,
+    logits_soft_cap: float | None = None,
+    sink_logits: jax.Array | None = None,
+    num_sinks: int = 0,
+    implementation: str | None = None,
+) -> jax.Array:
+    """Attention to every key of the segment that is not later.
+
+    Args:
+      query: `[B, T, N, H]`.
+      key: `[B, S, K, H]`.
+      value: `[B, S, K, H]`.
+      is_causal: whether a query sees only positions up to its own.
+      segment_ids: `[B, T]`, for T = S.
+      positions: `[B, T]`, for T = S.
+      query_positions: `[B, T]`; needed with the next three where T != S, in place of the two above.
+      key_positions: `[B, S]`.
+      query_segment_ids: `[B, T]`.
+      key_segment_ids: `[B, S]`.
+      scale: factor of the logits; 1/√H by default.
+      logits_soft_cap: c in c·tanh(logits / c) (Gemma 2).
+      sink_logits: `[N]`, a learned logit per head in the denominator only (gpt-oss).
+      num_sinks: first tokens of a segment that are always visible (StreamingLLM); here all are.
+      implementation: see the module.
+
+    Returns:
+      `[B, T, N, H]` in query's dtype.
+
+    Raises:
+      ValueError, TypeError: see `sa_jax.attention.inputs`; the message says what was expected.
+    """
+    return _in_own_order(**locals(), window=None)
+
+
+def sliding_window_attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    *,
+    window: int,
+    is_causal: bool = True,
+    segment_ids: jax.Array | None = None,
+    positions: jax.Array | None = None,
+    query_positions: jax.Array | None = None,
+    key_positions: jax.Array | None = None,
+    query_segment_ids: jax.Array | None = None,
+    key_segment_ids: jax.Array | None = None,
+    scale: float | None = None,
+    logits_soft_cap: float | None = None,
+    sink_logits: jax.Array | None = None,
+    num_sinks: int = 0,
+    implementation: str | None = None,
+) -> jax.Array:
+    """Attention to the `window` nearest keys, the query's own included (SWA).
+
+    `window` counts keys: causal, position p sees p - window + 1 … p; else ⌊window/2⌋ back and
+    ⌊(window - 1)/2⌋ ahead. JAX's `local_window_size` and flash-attention count one less.
+
+    Args:
+      query: `[B, T, N, H]`.
+      key: `[B, S, K, H]`.
+      value: `[B, S, K, H]`.
+      window: keys a query sees, at least 1.
+      is_causal: as for `full_attention`, like all that follow.
+      segment_ids: `[B, T]`.
+      positions: `[B, T]`.
+      query_positions: `[B, T]`.
+      key_positions: `[B, S]`.
+      query_segment_ids: `[B, T]`.
+      key_segment_ids: `[B, S]`.
+      scale: factor of the logits.
+      logits_soft_cap: the cap of the logits.
+      sink_logits: `[N]`.
+      num_sinks: first tokens of a segment that are visible beside the window.
+      implementation: see the module.
+
+    Returns:
+      `[B, T, N, H]` in query's dtype.
+
+    Raises:
+      ValueError, TypeError: see `sa_jax.attention.inputs`.
+    """
+    inputs.check_count('window', window, 1)
+    return _in_own_order(**locals())
+
+
+def stochastic_attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    *,
+    window: int,
+    permutation: jax.Array | None = None,
+    permutation_key: jax.Array | None = None,
+    is_causal: bool = True,
+    segment_ids: jax.Array | None = None,
+    positions: jax.Array | None = None,
+    scale: float | None = None,
+    circular: bool = False,
+    logits_soft_cap: float | None = None,
+    sink_logits: jax.Array | None = None,
+    num_sinks: int = 0,
+    implementation: str | None = None,
+) -> jax.Array:
+    """Stochastic attention: a window over randomly permuted tokens (paper, section 3).
+
+    A query sees ⌊window/2⌋ slots back and ⌊(window - 1)/2⌋ on, its own included, and of these, if
+    causal, only the tokens that are not later in the original order: (window + 1)/2 on average.
+    Queries and keys carry their position encoding already: nothing here depends on the slot.
+
+    Args:
+      query: `[B, T, N, H]`.
+      key: `[B, T, K, H]`.
+      value: `[B, T, K, H]`.
+      window: slots a query sees, at least 1.
+      permutation: `[T]`, `[B, T]` or `[B, K, T]` (per key/value head, shared by its query group),
+        the index of the token in each slot; used as given, masked by segment.
+      permutation_key: a typed key to draw it from instead, within the segments, so that a document
+        gets the same result alone, padded and packed. Shape `[]` draws one permutation for all,
+        `[B]` one per example, `[B, K]` one per example and key/value head.
+      is_causal: whether a query sees only positions up to its own.
+      segment_ids: `[B, T]`.
+      positions: `[B, T]`.
+      scale: factor of the logits; 1/√H by default.
+      circular: whether the window wraps around at the ends of a segment's slots, so that every
+        query has exactly min(window, segment length) slots.
+      logits_soft_cap: c in c·tanh(logits / c).
+      sink_logits: `[N]`.
+      num_sinks: first tokens of a segment that are visible beside the window.
+      implementation: see the module.
+
+    Returns:
+      `[B, T, N, H]` in query's dtype, in the tokens' own order.
+
+    Raises:
+      ValueError, TypeError: see `sa_jax.attention.inputs`; also both or neither of `permutation` and
+        `permutation_key`.
+    """
+    inputs.check_heads(query, key, value)
+    inputs.check_same_length(query, key, 'stochastic attention')
+    inputs.check_count('window', window, 1)
+    _check_options(query, logits_soft_cap, sink_logits, num_sinks)
+    batch, length, heads, _ = query.shape
+    kv_heads = key.shape[2]
+    positions, segment_ids = inputs.tokens(positions, segment_ids, (batch, length))
+    permutation = _permutation(permutation, permutation_key, segment_ids, batch, kv_heads)
+    if circular:
+        inputs.check_slots_contiguous(permutation, segment_ids)
+    scale = _scale(scale, query)
+    if _resolve(implementation) == 'reference':
+        mask = stochastic_mask(
+            permutation, positions, segment_ids, window, is_causal, circular, num_sinks
+        )
+        return reference.masked_attention(
+            query,
+            key,
+            value,
+            masks.with_heads(mask, heads),
+            scale=scale,
+            logits_soft_cap=logits_soft_cap,
+            sink_logits=sink_logits,
+        )
+
+    sink_logits = None if sink_logits is None else sink_logits[None]
+    per_head = permutation.ndim == 3
+    if per_head:
+        # Heads that see other tokens are examples of their own.
+        query, key, value = (_heads_to_examples(x, kv_heads) for x in (query, key, value))
+        positions, segment_ids = (
+            jnp.repeat(jnp.broadcast_to(x, (batch, length)), kv_heads, axis=0)
+            for x in (positions, segment_ids)
+        )
+        permutation = permutation.reshape(batch * kv_heads, length)
+        if sink_logits is not None:
+            sink_logits = jnp.tile(sink_logits.reshape(kv_heads, -1), (batch, 1))
+    plan = plans.circle if circular else plans.slots
+    plan, block, chunk = plan(permutation, positions, segment_ids, window, is_causal, num_sinks)
+    settings = blockwise.Settings(block, chunk, scale, logits_soft_cap)
+    output = blockwise.blockwise_attention(query, key, value, sink_logits, plan, settings)
+    return _examples_to_heads(output, kv_heads) if per_head else output
+
+
+def moba_attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    *,
+    block_size: int,
+    top_k: int,
+    is_causal: bool = True,
+    segment_ids: jax.Array | None = None,
+    positions: jax.Array | None = None,
+    scale: float | None = None,
+    logits_soft_cap: float | None = None,
+    sink_logits: jax.Array | None = None,
+    num_sinks: int = 0,
+    implementation: str | None = None,
+) -> jax.Array:
+    """Mixture of block attention (MoBA): each query head chooses `top_k` blocks of keys.
+
+    A block's score is the query times the mean of its keys, in float32; the own block is always
+    chosen and counts, later ones never, ties go to the earlier block. Blocks are taken of the rank
+    within the segment. No gradient passes through the choice.
+
+    Args:
+      query: `[B, T, N, H]`.
+      key: `[B, T, K, H]`.
+      value: `[B, T, K, H]`.
+      block_size: keys per block.
+      top_k: blocks per query, the own one included.
+      is_causal: MoBA is only defined causally.
+      segment_ids: `[B, T]`.
+      positions: `[B, T]`.
+      scale: factor of the logits; 1/√H by default.
+      logits_soft_cap: c in c·tanh(logits / c).
+      sink_logits: `[N]`.
+      num_sinks: first tokens of a segment that are visible beside the chosen blocks.
+      implementation: see the module.
+
+    Returns:
+      `[B, T, N, H]` in query's dtype.
+
+    Raises:
+      ValueError, TypeError: see `sa_jax.attention.inputs`; also `is_causal=False`.
+    """
+    if not is_causal:
+        raise ValueError('is_causal=False; MoBA chooses among past blocks and must be causal')
+    inputs.check_heads(query, key, value)
+    inputs.check_same_length(query, key, 'MoBA')
+    inputs.check_count('block_size', block_size, 1)
+    inputs.check_count('top_k', top_k, 1)
+    _check_options(query, logits_soft_cap, sink_logits, num_sinks)
+    positions, segment_ids = inputs.tokens(positions, segment_ids, query.shape[:2])
+    options = {
+        'scale': _scale(scale, query),
+        'logits_soft_cap': logits_soft_cap,
+        'sink_logits': sink_logits,
+    }
+    if _resolve(implementation) == 'reference':
+        mask = moba.mask(query, key, positions, segment_ids, block_size, top_k, num_sinks)
+        return reference.masked_attention(query, key, value, mask, **options)
+    return moba.attention(
+        query, key, value, positions, segment_ids, block_size, top_k, num_sinks, **options
+    )
+
+
+def own_order_mask(
+    query_tokens: tuple[jax.Array, jax.Array],
+    key_tokens: tuple[jax.Array, jax.Array],
+    window: int | None,
+    is_causal: bool,
+    num_sinks: int,
+) -> jax.Array:
+    """Visibility `[B or 1, T, S]` of full (window None) and sliding-window attention."""
+    (query_positions, query_segments), (key_positions, key_segments) = query_tokens, key_tokens
+    mask = masks.same_segment(query_segments, key_segments)
+    if window is not None:
+        near = masks.sliding_window(query_positions, key_positions, window, is_causal)
+        mask &= near | masks.first_tokens(key_segments, num_sinks)
+    return mask & masks.not_later(query_positions, key_positions) if is_causal else mask
+
+
+def stochastic_mask(
+    permutation: jax.Array,
+    positions: jax.Array,
+    segment_ids: jax.Array,
+    window: int,
+    is_causal: bool,
+    circular: bool,
+    num_sinks: int,
+) -> jax.Array:
+    """Visibility `[B or 1, T, T]`, or `[B, K, T, T]`, of stochastic attention."""
+    slot = permutations.inverse_permutation(permutation)
+    mask = masks.stochastic(slot, segment_ids, window, circular)
+    others = masks.same_segment(segment_ids, segment_ids)
+    if is_causal:
+        others &= masks.not_later(positions, positions)
+    sinks = masks.first_tokens(segment_ids, num_sinks)
+    if mask.ndim == 4:
+        others, sinks = others[:, None], sinks[:, None]
+    return (mask | sinks) & others
+
+
+def _in_own_order(
+    *,
+    query,
+    key,
+    value,
+    window,
+    is_causal,
+    segment_ids,
+    positions,
+    query_positions,
+    key_positions,
+    query_segment_ids,
+    key_segment_ids,
+    scale,
+    logits_soft_cap,
+    sink_logits,
+    num_sinks,
+    implementation,
+):
+    """Full and sliding-window attention."""
+    inputs.check_heads(query, key, value)
+    _check_options(query, logits_soft_cap, sink_logits, num_sinks)
+    separate = (query_positions, key_positions, query_segment_ids, key_segment_ids)
+    query_shape, key_shape = query.shape[:2], key.shape[:2]
+    is_separate = any(x is not None for x in separate)
+    if is_separate:
+        if any(x is None for x in separate) or positions is not None or segment_ids is not None:
+            raise ValueError(
+                'queries and keys with tokens of their own need all four of query_positions, '
+                'key_positions, query_segment_ids and key_segment_ids, and neither positions nor '
+                'segment_ids'
+            )
+        query_tokens = inputs.tokens(query_positions, query_segment_ids, query_shape, 'query_')
+        key_tokens = inputs.tokens(key_positions, key_segment_ids, key_shape, 'key_')
+    elif query_shape != key_shape:
+        raise ValueError(
+            f'{query_shape[1]} queries and {key_shape[1]} keys: which stand where? Pass '
+            'query_positions, key_positions, query_segment_ids and key_segment_ids'
+        )
+    else:
+        query_tokens = key_tokens = inputs.tokens(positions, segment_ids, query_shape)
+    scale = _scale(scale, query)
+    if _resolve(implementation) == 'reference':
+        mask = own_order_mask(query_tokens, key_tokens, window, is_causal, num_sinks)
+        return reference.masked_attention(
+            query,
+            key,
+            value,
+            masks.with_heads(mask, query.shape[2]),
+            scale=scale,
+            logits_soft_cap=logits_soft_cap,
+            sink_logits=sink_logits,
+        )
+    if window is None or is_separate:
+        # Without a window the first tokens are visible as it is.
+        num_sinks = num_sinks if window is not None else 0
+        plan = plans.ranges(query_tokens, key_tokens, window, is_causal, num_sinks)
+    else:
+        plan = plans.band(*query_tokens, window, is_causal, num_sinks)
+    plan, block, chunk = plan
+    settings = blockwise.Settings(block, chunk, scale, logits_soft_cap)
+    sink_logits = None if sink_logits is None else sink_logits[None]
+    return blockwise.blockwise_attention(query, key, value, sink_logits, plan, settings)
+
+
+def _permutation(permutation, permutation_key, segment_ids, batch, kv_heads):
+    """The permutation as `[1, T]`, `[B, T]` or `[B, K, T]`."""
+    if (permutation is None) == (permutation_key is None):
+        given = 'neither' if permutation is None else 'both'
+        raise ValueError(
+            f'got {given} of permutation and permutation_key; give exactly one: an array of token '
+            'indices by slot, or a typed jax.random.key to draw it from'
+        )
+    length = segment_ids.shape[1]
+    if permutation is None:
+        inputs.check_key(permutation_key)
+        if permutation_key.shape not in ((), (batch,), (batch, kv_heads)):
+            raise ValueError(
+                f'permutation_key has shape {permutation_key.shape}; expected (), ({batch},) for a '
+                f'draw per example or ({batch}, {kv_heads}) for one per key/value head'
+            )
+        permutation = permutations.draw_permutation(permutation_key, segment_ids=segment_ids)
+    else:
+        inputs.check_permutation(permutation, batch, length, kv_heads)
+        permutation = permutation.astype(jnp.int32)
+    return permutation[None] if permutation.ndim == 1 else permutation
+
+
+def _check_options(query, logits_soft_cap, sink_logits, num_sinks):
+    inputs.check_count('num_sinks', num_sinks, 0)
+    inputs.check_soft_cap(logits_soft_cap)
+    inputs.check_sink_logits(sink_logits, query.shape[2])
+
+
+def _scale(scale, query):
+    return query.shape[-1] ** -0.5 if scale is None else float(scale)
+
+
+def _resolve(implementation: str | None) -> str:
+    """The implementation to run: the one place where a path is picked."""
+    if implementation is None:
+        return 'xla'
+    if implementation not in IMPLEMENTATIONS:
+        raise ValueError(
+            f'implementation={implementation!r}; expected None or one of '
+            f'{", ".join(map(repr, IMPLEMENTATIONS))}'
+        )
+    return implementation
+
+
+def _heads_to_examples(x, kv_heads):
+    """`[B, T, K·G, H]` as `[B·K, T, G, H]`."""
+    batch, length, heads, head_dim = x.shape
+    x = x.reshape(batch, length, kv_heads, heads // kv_heads, head_dim)
+    return jnp.moveaxis(x, 2, 1).reshape(batch * kv_heads, length, -1, head_dim)
+
+
+def _examples_to_heads(x, kv_heads):
+    """`[B·K, T, G, H]` as `[B, T, K·G, H]`."""
+    _, length, group, head_dim = x.shape
+    x = jnp.moveaxis(x.reshape(-1, kv_heads, length, group, head_dim), 1, 2)
+    return x.reshape(x.shape[0], length, kv_heads * group, head_dim)

@@ -1,0 +1,83 @@
+"""The built-in attention functions under the names that configs use."""
+
+import jax
+
+from sa_jax.attention import functions, inputs, masks, moba, window
+from sa_jax.attention import permutation as permutations
+from sa_jax.attention.registry import AttentionContext, register_attention
+
+
+def _tokens(context: AttentionContext) -> dict:
+    return {
+        'is_causal': context.is_causal,
+        'positions': context.positions,
+        'segment_ids': context.segment_ids,
+    }
+
+
+def _key(context: AttentionContext) -> jax.Array:
+    if context.key is None:
+        raise ValueError(
+            'stochastic attention got a context without a key; pass one for the permutation'
+        )
+    return context.key
+
+
+def _full(query, key, value, context, **options):
+    return functions.full_attention(query, key, value, **_tokens(context), **options)
+
+
+def _full_mask(query, key, context, *, num_sinks=0, **_):
+    tokens = inputs.tokens(context.positions, context.segment_ids, query.shape[:2])
+    mask = functions.own_order_mask(tokens, tokens, None, context.is_causal, num_sinks)
+    return masks.with_heads(mask, query.shape[2])
+
+
+def _sliding_window(query, key, value, context, **options):
+    return functions.sliding_window_attention(query, key, value, **_tokens(context), **options)
+
+
+def _sliding_window_mask(query, key, context, *, window, num_sinks=0, **_):
+    tokens = inputs.tokens(context.positions, context.segment_ids, query.shape[:2])
+    mask = functions.own_order_mask(tokens, tokens, window, context.is_causal, num_sinks)
+    return masks.with_heads(mask, query.shape[2])
+
+
+def _stochastic(query, key, value, context, **options):
+    return functions.stochastic_attention(
+        query, key, value, permutation_key=_key(context), **_tokens(context), **options
+    )
+
+
+def _stochastic_mask(query, key, context, *, window, circular=False, num_sinks=0, **_):
+    positions, segment_ids = inputs.tokens(context.positions, context.segment_ids, query.shape[:2])
+    permutation = permutations.draw_permutation(_key(context), segment_ids=segment_ids)
+    mask = functions.stochastic_mask(
+        permutation, positions, segment_ids, window, context.is_causal, circular, num_sinks
+    )
+    return masks.with_heads(mask, query.shape[2])
+
+
+def _moba(query, key, value, context, **options):
+    return functions.moba_attention(query, key, value, **_tokens(context), **options)
+
+
+def _moba_mask(query, key, context, *, block_size, top_k, num_sinks=0, **_):
+    tokens = inputs.tokens(context.positions, context.segment_ids, query.shape[:2])
+    return moba.mask(query, key, *tokens, block_size, top_k, num_sinks)
+
+
+register_attention('full', _full, mask=_full_mask, visible_keys=window.visible_keys_of('full'))
+register_attention(
+    'sliding_window',
+    _sliding_window,
+    mask=_sliding_window_mask,
+    visible_keys=window.visible_keys_of('sliding_window'),
+)
+register_attention(
+    'stochastic',
+    _stochastic,
+    mask=_stochastic_mask,
+    visible_keys=window.visible_keys_of('stochastic'),
+)
+register_attention('moba', _moba, mask=_moba_mask, visible_keys=window.visible_keys_of('moba'))
