@@ -1,0 +1,165 @@
+"""Reading source files: finding them, recognising their split, and their documents.
+
+The readers of files with many documents yield pairs of position and text, skip documents without
+text, and raise `ValueError` with the file's name, and the line's number, where a file is damaged.
+"""
+
+import hashlib
+import importlib
+import json
+import pathlib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+SPLITS = ('train', 'validation', 'test')
+
+_ALIASES = {'val': 'validation', 'valid': 'validation', 'dev': 'validation'}
+_SPLIT_NAME = re.compile(r'(train|validation|valid|val|dev|test)(?![a-z])', re.IGNORECASE)
+_CHUNK_BYTES = 1 << 20
+
+
+def find_files(root: pathlib.Path, suffixes: Sequence[str]) -> list[pathlib.Path]:
+    """Returns the files below `root` whose names end in one of `suffixes`, sorted by path.
+
+    Hidden files and folders are passed over.
+
+    Raises:
+      ValueError: if `root` does not exist or holds no such file.
+    """
+    if not root.exists():
+        raise ValueError(f'data.path={str(root)!r} does not exist.')
+    if root.is_file():
+        raise ValueError(
+            f'data.path={str(root)!r} is a file; expected the folder that holds the files.'
+        )
+    files = sorted(
+        path
+        for path in root.rglob('*')
+        if path.name.endswith(tuple(suffixes))
+        and path.is_file()
+        and not any(part.startswith('.') for part in path.relative_to(root).parts)
+    )
+    if not files:
+        raise ValueError(f'data.path={str(root)!r} holds no {" or ".join(suffixes)} file.')
+    return files
+
+
+def split_of(relative_path: pathlib.Path) -> str | None:
+    """Returns the split that a file's folders or its own name begin with, the outermost first.
+
+    `train/part-3.jsonl`, `data/train-00001.parquet` and `train.txt` are training files; `valid`,
+    `val` and `dev` mean `validation`. None if nothing names a split.
+    """
+    for part in relative_path.parts:
+        if match := _SPLIT_NAME.match(part):
+            name = match[1].lower()
+            return _ALIASES.get(name, name)
+    return None
+
+
+def fingerprint_files(root: pathlib.Path, files: Mapping[str, Sequence[pathlib.Path]]) -> str:
+    """Hashes the list of files: split, path below `root`, size and time of modification.
+
+    It names the cached dataset, so that a changed source is never answered with a stale copy.
+    """
+    digest = hashlib.sha256()
+    for split, paths in files.items():
+        for path in paths:
+            stat = path.stat()
+            entry = (split, path.relative_to(root).as_posix(), stat.st_size, stat.st_mtime_ns)
+            digest.update(json.dumps(entry).encode())
+    return digest.hexdigest()[:16]
+
+
+def read_text(path: pathlib.Path) -> str:
+    """Reads a UTF-8 file, with any kind of line end."""
+    try:
+        return path.read_text(encoding='utf-8')
+    except UnicodeDecodeError as error:
+        raise ValueError(f'{path} is not UTF-8 text: {error}.') from error
+
+
+def read_jsonl(path: pathlib.Path) -> Iterator[tuple[int, str]]:
+    """Yields line number and field `text` of a .jsonl or .jsonl.zst file."""
+    for number, line in enumerate(_lines(_chunks(path)), start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f'{path}:{number}: not a line of JSON: {error}.') from error
+        text = record.get('text') if isinstance(record, dict) else None
+        if not isinstance(text, str):
+            raise ValueError(f"{path}:{number}: expected an object with a string field 'text'.")
+        if text.strip():
+            # JSON can spell halves of surrogate pairs, which UTF-8 cannot.
+            yield number, text.encode(errors='replace').decode()
+
+
+def read_parquet(path: pathlib.Path) -> Iterator[tuple[int, str]]:
+    """Yields row number and column `text` of a parquet file."""
+    pyarrow = optional_import('pyarrow', 'parquet files')
+    parquet = optional_import('pyarrow.parquet', 'parquet files')
+    try:
+        with parquet.ParquetFile(path) as file:
+            schema = file.schema_arrow
+            if 'text' not in schema.names:
+                raise ValueError(f"{path} has no column 'text'; it has {schema.names}.")
+            if not any(
+                check(schema.field('text').type)
+                for check in (pyarrow.types.is_string, pyarrow.types.is_large_string)
+            ):
+                raise ValueError(
+                    f"{path}: expected a column 'text' of strings, not {schema.field('text').type}."
+                )
+            row = 0
+            for batch in file.iter_batches(batch_size=1024, columns=['text']):
+                for text in batch.column(0).to_pylist():
+                    if text and text.strip():
+                        yield row, text
+                    row += 1
+    except (pyarrow.ArrowException, OSError) as error:
+        raise ValueError(f'{path} is not a whole parquet file: {error}.') from error
+
+
+def _chunks(path: pathlib.Path) -> Iterator[bytes]:
+    """Yields a file's bytes, decompressed if its name ends in .zst."""
+    with path.open('rb') as file:
+        raw = iter(lambda: file.read(_CHUNK_BYTES), b'')
+        if path.suffix != '.zst':
+            yield from raw
+            return
+        zstandard = optional_import('zstandard', '.zst files')
+        frame = zstandard.ZstdDecompressor().decompressobj()
+        try:
+            for data in raw:
+                # One file may hold several frames, each with a decompressor of its own.
+                while data:
+                    if frame.eof:
+                        frame = zstandard.ZstdDecompressor().decompressobj()
+                    yield frame.decompress(data)
+                    data = frame.unused_data
+        except zstandard.ZstdError as error:
+            raise ValueError(f'{path} is not a zstd file: {error}.') from error
+        if not frame.eof:
+            raise ValueError(f'{path} is truncated: its last zstd frame has no end.')
+
+
+def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    rest = b''
+    for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b'\n')
+        yield from lines
+    if rest:
+        yield rest
+
+
+def optional_import(module: str, purpose: str):
+    """Imports a module of the extra `corpora`, or says how to install it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = module.partition('.')[0]
+        raise ImportError(
+            f"Reading {purpose} needs the package {package}: pip install 'sa_jax[corpora]'."
+        ) from error
