@@ -183,7 +183,12 @@ def _trained_bpe(corpus, vocab_size, cache_dir):
     if not path.exists():
         logging.info('Training a BPE of %d tokens, kept in %s.', vocab_size, path)
         _write_atomically(path, _train_bpe(corpus, vocab_size).to_str())
-    return _load_json(path, SEPARATOR)
+    try:
+        return _load_json(path, SEPARATOR)
+    except ValueError as error:
+        raise ValueError(
+            f'The trained tokenizer {path} is damaged. Delete it; the next run trains it again.'
+        ) from error
 
 
 def _train_bpe(corpus, vocab_size):

@@ -186,9 +186,9 @@ def test_evaluation_covers_a_split_once(make_corpus, lengths, sequence_length, b
         assert np.concatenate(tokens).tolist() == [t for d in documents for t in d[part]]
 
 
-@hypothesis.settings(max_examples=15, deadline=None)
+@hypothesis.settings(max_examples=10, deadline=None)
 @hypothesis.given(
-    lengths=st.lists(st.integers(0, 40), min_size=3, max_size=12),
+    lengths=st.lists(st.integers(0, 30), min_size=3, max_size=9),
     sequence_length=st.integers(4, 24),
     virtual_shards=st.sampled_from([1, 3]),
 )
