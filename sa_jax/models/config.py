@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import inspect
+import functools
 from collections.abc import Mapping
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 from flax.core import FrozenDict
 
-from sa_jax.attention.registry import get_attention
+from sa_jax.attention.registry import AttentionContext, get_attention
 
 _CHOICES = {
     'gate': ('head', 'channel'),
@@ -155,15 +157,29 @@ class DecoderConfig:
                 f'{self.attention} does not use; remove them or add the path.'
             )
         for name in self.attention:
-            options = self.attention_options.get(name, {})
-            signature = inspect.signature(get_attention(name).function)
-            try:
-                signature.bind('query', 'key', 'value', 'context', **options)
-            except TypeError as error:
-                raise ValueError(
-                    f'attention_options[{name!r}] = {dict(options)} does not fit the function: '
-                    f'{error}. It takes {signature}.'
-                ) from error
+            options = self.attention_options.get(name, FrozenDict())
+            _check_path(name, options, self.num_heads, self.num_kv_heads, self.head_dim)
+
+
+@functools.lru_cache
+def _check_path(
+    name: str, options: FrozenDict, num_heads: int, num_kv_heads: int, head_dim: int
+) -> None:
+    """Tries an attention function on arrays without values: only it knows its options."""
+    attend = get_attention(name).function
+
+    def attend_to_zeros():
+        query = jnp.zeros((1, 16, num_heads, head_dim))
+        key = value = jnp.zeros((1, 16, num_kv_heads, head_dim))
+        context = AttentionContext(key=jax.random.key(0))
+        return attend(query, key, value, context, **options)
+
+    try:
+        jax.eval_shape(attend_to_zeros)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f'attention_options[{name!r}] = {dict(options)} does not suit {name!r}: {error}'
+        ) from error
 
 
 def _freeze(options: Mapping[str, Mapping[str, Any]]) -> FrozenDict:

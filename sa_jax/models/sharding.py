@@ -128,7 +128,10 @@ def parameter_shardings(abstract_state: Any, mesh: Mesh) -> Any:
         be split evenly.
     """
     return jax.tree_util.tree_map_with_path(
-        lambda path, leaf: _leaf_sharding(_leaf_name(path), leaf.shape, mesh), abstract_state
+        lambda path, leaf: _leaf_sharding(
+            jax.tree_util.keystr(path, simple=True, separator='/'), leaf.shape, mesh
+        ),
+        abstract_state,
     )
 
 
@@ -151,17 +154,16 @@ def check_divisible(name: str, size: int, axis: str, mesh: Mesh) -> None:
         )
 
 
-def _leaf_name(path: tuple[Any, ...]) -> str:
-    # The last entry of an `nnx.State` path is the variable's own field, not a name of ours.
-    return jax.tree_util.keystr(path, simple=True, separator='/').removesuffix('/value')
-
-
 def _leaf_sharding(name: str, shape: tuple[int, ...], mesh: Mesh) -> NamedSharding:
     if not shape:
         return NamedSharding(mesh, PartitionSpec())
-    axes = next(
-        (axes for key, axes in PARAMETER_AXES.items() if f'/{name}'.endswith(f'/{key}')), None
+    # In an `nnx.State` a path ends in the variable's own field, `value`.
+    matches = (
+        axes
+        for key, axes in PARAMETER_AXES.items()
+        if f'/{name}'.endswith((f'/{key}', f'/{key}/value'))
     )
+    axes = next(matches, None)
     if axes is None:
         raise ValueError(
             f'No axes are known for {name!r} of shape {shape}; add it to PARAMETER_AXES.'

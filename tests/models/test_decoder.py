@@ -1,0 +1,220 @@
+"""The decoder: causal, gated, permuted per layer, the same packed or alone, in any precision."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from sa_jax.attention.registry import AttentionContext, get_attention
+from sa_jax.models.decoder import Decoder
+from sa_jax.models.layers import (
+    apply_rope,
+    join_paths,
+    path_gates,
+    rms_norm,
+    rope_tables,
+    swiglu,
+)
+
+KEY = jax.random.key(3)
+BOTH = ('stochastic', 'sliding_window')
+
+
+def _loss(model, tokens, **inputs):
+    """A scalar that depends on every logit, as a function of the parameters."""
+    graph, state = nnx.split(model)
+
+    def loss(state):
+        logits = nnx.merge(graph, state)(tokens, permutation_key=KEY, **inputs).logits
+        return jnp.mean(jnp.sin(logits))
+
+    return loss, state
+
+
+@pytest.mark.parametrize('attention', [('full',), BOTH, ('moba', 'stochastic')])
+def test_no_logit_depends_on_a_later_token(make_model, attention):
+    length = 13
+    model = make_model(attention, vocab_size=length, tie_embeddings=False)
+    graph, state = nnx.split(model)
+    tokens = jnp.arange(length)[None]  # Token t has row t of the embedding to itself.
+
+    @jax.jit
+    @jax.grad
+    def gradient(embedding, position):
+        state['embedding'] = embedding
+        output = nnx.merge(graph, state)(tokens, permutation_key=KEY)
+        return output.logits[0, position].sum()
+
+    embedding = state['embedding']
+    gradients = [gradient(embedding, position)[...] for position in range(length)]
+    influence = np.abs(np.stack(gradients)).max(-1)
+    assert (influence[np.triu_indices(length, 1)] == 0).all()
+    assert (np.diagonal(influence) > 0).all()
+    if attention == ('full',):
+        assert (influence[np.tril_indices(length)] > 0).all()
+
+
+@pytest.mark.parametrize('gate', ['head', 'channel'])
+def test_scan_equals_an_unrolled_loop(make_model, run, tokens, gate):
+    model = make_model(gate=gate, qk_norm=True, tie_embeddings=False)
+    config = model.config
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    rope = rope_tables(positions, config.head_dim, config.rope_theta)
+
+    x = model.embedding[...][tokens]
+    stacked = nnx.to_pure_dict(nnx.state(model.layers))
+    for layer in range(config.num_layers):
+        p = jax.tree.map(lambda a, layer=layer: a[layer], stacked)
+        a, f = p['attention'], p['feed_forward']
+        y = rms_norm(x, p['attention_norm'], config.norm_eps)
+        q, k, v = (jnp.tensordot(y, a[name], 1) for name in ('query', 'key', 'value'))
+        q = apply_rope(rms_norm(q, a['query_norm'], config.norm_eps), *rope)
+        k = apply_rope(rms_norm(k, a['key_norm'], config.norm_eps), *rope)
+        outputs = []
+        for path, name in enumerate(config.attention):
+            key = jax.random.fold_in(jax.random.fold_in(KEY, layer), path)
+            context = AttentionContext(key=key, layer=layer)
+            options = config.attention_options[name]
+            outputs.append(get_attention(name).function(q, k, v, context, **options))
+        gates = path_gates(y, a['path_gate_kernel'], a['path_gate_bias'])
+        x += jnp.tensordot(join_paths(outputs, gates), a['output'], 2)
+        y = rms_norm(x, p['feed_forward_norm'], config.norm_eps)
+        x += swiglu(y, f['gate'], f['up']) @ f['down']
+    expected = rms_norm(x, model.final_norm[...], config.norm_eps) @ model.unembedding[...].T
+
+    logits = run(model, tokens, permutation_key=KEY).logits
+    np.testing.assert_allclose(logits, expected, atol=1e-5 * np.abs(expected).max())
+
+
+def test_permutation_key_matters_and_determines(make_model, run, tokens):
+    model = make_model()
+    first = run(model, tokens, permutation_key=KEY).logits
+    again = run(model, tokens, permutation_key=jax.random.key(3)).logits
+    other = run(model, tokens, permutation_key=jax.random.key(4)).logits
+    np.testing.assert_array_equal(first, again)
+    assert np.abs(first - other).max() > 1e-2
+
+
+@pytest.mark.parametrize('path', [0, 1])
+def test_both_paths_contribute(make_model, run, tokens, path):
+    model = make_model()
+    before = run(model, tokens, permutation_key=KEY)
+    bias = model.layers.attention.path_gate_bias
+    bias[...] = bias[...].at[:, path].set(-1e9)
+    after = run(model, tokens, permutation_key=KEY)
+    np.testing.assert_array_equal(after.gate_means[:, path], 0)
+    assert np.abs(before.logits - after.logits).max() > 1e-2
+
+
+def test_both_gates_get_gradients_from_the_start(make_config, tokens):
+    model = Decoder(make_config(), rngs=nnx.Rngs(0))
+    loss, state = _loss(model, tokens)
+    gradient = jax.jit(jax.grad(loss))(state)['layers']['attention']
+    for name, paths_axis in (('path_gate_kernel', 2), ('path_gate_bias', 1)):
+        per_path = np.moveaxis(np.asarray(gradient[name][...]), paths_axis, 0)
+        assert (np.abs(per_path).max(axis=tuple(range(1, per_path.ndim))) > 0).all()
+
+
+def test_gate_means(make_config, make_model, run, tokens):
+    fresh = Decoder(make_config(gate='channel'), rngs=nnx.Rngs(0))
+    np.testing.assert_array_equal(run(fresh, tokens, permutation_key=KEY).gate_means, 0.5)
+    assert run(make_model(('full',)), tokens).gate_means.shape == (2, 0)
+
+    model, valid = make_model(), 8
+    segment_ids = jnp.broadcast_to(jnp.arange(13) < valid, tokens.shape).astype(jnp.int32)
+    padded = run(model, tokens, segment_ids=segment_ids, permutation_key=KEY).gate_means
+    alone = run(model, tokens[:, :valid], permutation_key=KEY).gate_means
+    np.testing.assert_allclose(padded, alone, rtol=1e-5)
+
+
+@pytest.mark.parametrize('name', BOTH)
+def test_a_wide_window_is_full_attention(make_model, run, tokens, name):
+    full = make_model(('full',))
+    window = 2 * tokens.shape[1] - 1
+    sparse = make_model((name,), attention_options={name: {'window': window}})
+    expected = run(full, tokens).logits
+    np.testing.assert_allclose(
+        run(sparse, tokens, permutation_key=KEY).logits,
+        expected,
+        atol=1e-5 * np.abs(expected).max(),
+    )
+
+
+@pytest.mark.parametrize('scope', ['layer', 'head'])
+def test_a_document_is_the_same_alone_packed_and_padded(make_model, run, tokens, scope):
+    model = make_model(permutation_scope=scope)
+    lengths = (5, 6)
+    documents = jnp.split(tokens[:1, : sum(lengths)], [lengths[0]], axis=1)
+    alone = [run(model, document, permutation_key=KEY).logits for document in documents]
+
+    segment_ids = jnp.array([[1] * 5 + [2] * 6 + [0] * 2])
+    positions = jnp.array([[*range(5), *range(6), 0, 1]])
+    packed = run(
+        model,
+        tokens[:1],
+        segment_ids=segment_ids,
+        positions=positions,
+        permutation_key=KEY,
+    ).logits
+    expected = np.concatenate(alone, axis=1)
+    np.testing.assert_allclose(
+        packed[:, : sum(lengths)], expected, atol=1e-5 * np.abs(expected).max()
+    )
+    assert np.isfinite(packed).all()
+
+
+def test_examples_keep_their_permutations_in_any_order(make_model, run, tokens):
+    model = make_model(permutation_scope='example')
+    ids = jnp.array([7, 11, 2, 3])
+    logits = run(model, tokens, permutation_key=KEY, example_ids=ids).logits
+    order = jnp.array([2, 0, 3, 1])
+    moved = run(model, tokens[order], permutation_key=KEY, example_ids=ids[order]).logits
+    np.testing.assert_allclose(moved, logits[order], atol=1e-5)
+    renamed = run(model, tokens, permutation_key=KEY, example_ids=ids + 1).logits
+    assert np.abs(logits - renamed).max() > 1e-2
+
+
+def test_bfloat16_computes_in_bfloat16_and_gives_float32(make_model, run, tokens):
+    exact = run(make_model(), tokens, permutation_key=KEY).logits
+    model = make_model(compute_dtype='bfloat16')
+    logits = run(model, tokens, permutation_key=KEY).logits
+    assert logits.dtype == jnp.float32
+    error = np.linalg.norm(logits - exact) / np.linalg.norm(exact)
+    assert 0 < error < 3e-2
+
+    loss, state = _loss(model, tokens)
+    gradient = jax.jit(jax.grad(loss))(state)
+    assert all(g.dtype == jnp.float32 and np.isfinite(g).all() for g in jax.tree.leaves(gradient))
+
+
+@pytest.mark.parametrize('remat', ['full', 'dots'])
+def test_remat_changes_no_gradient(make_model, tokens, remat):
+    gradients = []
+    for policy in ('none', remat):
+        loss, state = _loss(make_model(remat=policy), tokens)
+        gradients.append(jax.tree.leaves(jax.jit(jax.grad(loss))(state)))
+    for expected, actual in zip(*gradients, strict=True):
+        np.testing.assert_allclose(actual, expected, atol=1e-6 * np.abs(expected).max())
+
+
+def test_unknown_tokens_are_loud(make_model, run):
+    assert np.isnan(run(make_model(('full',)), jnp.array([[0, 32]])).logits).any()
+
+
+@pytest.mark.parametrize(
+    ('inputs', 'message'),
+    [
+        ({'positions': jnp.zeros((4, 12), int)}, r'positions.*\(4, 13\).*\(4, 12\)'),
+        ({'segment_ids': jnp.zeros(13, int)}, r'segment_ids.*\(4, 13\).*\(13,\)'),
+        ({'permutation_key': jax.random.PRNGKey(0)}, 'typed key'),
+        ({'permutation_key': jax.random.split(KEY, 2)}, r'single typed key.*\(2,\)'),
+        ({'permutation_key': KEY}, r'needs example_ids of shape \(4,\)'),
+    ],
+)
+def test_bad_inputs_are_named(make_model, tokens, inputs, message):
+    model = make_model(permutation_scope='example')
+    with pytest.raises(ValueError, match=message):
+        model(tokens, **inputs)
+    with pytest.raises(ValueError, match='whole numbers'):
+        model(tokens.astype(jnp.float32))
