@@ -71,16 +71,35 @@ def blockwise_attention(
     sink_logits: jax.Array | None,
     plan: Plan,
     settings: Settings,
-) -> jax.Array:
-    """Attention of `[B, T, N, H]` to `[B, S, K, H]` by a plan; sink logits are `[B or 1, N]`."""
+) -> tuple[jax.Array, jax.Array]:
+    """Attention of `[B, T, N, H]` to `[B, S, K, H]` by a plan; sink logits are `[B or 1, N]`.
+
+    Returns:
+      The output `[B, T, N, H]` and the log-sum-exp of the logits, float32 `[B, T, N]`; queries
+      without keys have zeros and a log-sum-exp too small to weigh anything.
+    """
     batch, length, heads, head_dim = query.shape
     kv_heads = key.shape[2]
     query = query.reshape(batch, length, kv_heads, heads // kv_heads, head_dim)
     if sink_logits is not None:
         sink_logits = sink_logits.astype(jnp.float32)
         sink_logits = sink_logits.reshape(-1, kv_heads, heads // kv_heads)
-    output = _attention(settings, query, key, value, sink_logits, plan)
-    return output.reshape(batch, length, heads, head_dim)
+    output, lse = _attention(settings, query, key, value, sink_logits, plan)
+    return output.reshape(batch, length, heads, head_dim), lse.reshape(batch, length, heads)
+
+
+def heads_to_examples(x: jax.Array, kv_heads: int) -> jax.Array:
+    """`[B, T, K·G, H]` as `[B·K, T, G, H]`, for heads that see tokens of their own."""
+    batch, length, heads, head_dim = x.shape
+    x = x.reshape(batch, length, kv_heads, heads // kv_heads, head_dim)
+    return jnp.moveaxis(x, 2, 1).reshape(batch * kv_heads, length, -1, head_dim)
+
+
+def examples_to_heads(x: jax.Array, kv_heads: int) -> jax.Array:
+    """`[B·K, T, G, H]` as `[B, T, K·G, H]`."""
+    _, length, group, head_dim = x.shape
+    x = jnp.moveaxis(x.reshape(-1, kv_heads, length, group, head_dim), 1, 2)
+    return x.reshape(x.shape[0], length, kv_heads * group, head_dim)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -91,17 +110,17 @@ def _attention(settings, query, key, value, sink_logits, plan):
 def _attention_forward(settings, query, key, value, sink_logits, plan):
     forward = functools.partial(_forward, settings)
     output, lse = _by_examples(forward, settings, query, key, value, sink_logits, plan)
-    return output, (query, key, value, sink_logits, plan, output, lse)
+    return (output, lse), (query, key, value, sink_logits, plan, output, lse)
 
 
-def _attention_backward(settings, residuals, gradient):
+def _attention_backward(settings, residuals, gradients):
     query, key, value, sink_logits, plan, output, lse = residuals
     backward = functools.partial(_backward, settings)
     dq, dk, dv, dsinks = _by_examples(
-        backward, settings, query, key, value, sink_logits, plan, output, lse, gradient
+        backward, settings, query, key, value, sink_logits, plan, output, lse, *gradients
     )
-    if sink_logits is not None:
-        dsinks = dsinks.sum(0, keepdims=True) if sink_logits.shape[0] == 1 else dsinks
+    if sink_logits is not None and sink_logits.shape[0] == 1:
+        dsinks = dsinks.sum(0, keepdims=True)
     return dq, dk, dv, dsinks, None
 
 
@@ -132,7 +151,7 @@ def _by_examples(function, settings, query, *arguments):
 
 
 def _forward(settings, query, key, value, sink_logits, plan):
-    """Output `[B, T, K, G, H]` and log-sum-exp `[B, blocks, K, G, block]`, in lane order."""
+    """Output `[B, T, K, G, H]` and log-sum-exp `[B, T, K, G]`."""
     batch, length, kv_heads, group, head_dim = query.shape
     lanes = _LaneReader(settings, plan)
     query = lanes.pad(query)
@@ -164,10 +183,11 @@ def _forward(settings, query, key, value, sink_logits, plan):
             output, largest = output * shrink[..., None], final
         total = jnp.maximum(total, jnp.finfo(jnp.float32).tiny)
         output = (output / total[..., None]).astype(query.dtype)
-        return None, (jnp.moveaxis(output, 3, 1), largest + jnp.log(total))
+        lse = largest + jnp.log(total)
+        return None, (jnp.moveaxis(output, 3, 1), jnp.moveaxis(lse, 3, 1))
 
     _, (output, lse) = lax.scan(block, None, jnp.arange(lanes.blocks))
-    return lanes.to_tokens(output, length), jnp.moveaxis(lse, 0, 1)
+    return lanes.to_tokens(output, length), lanes.to_tokens(lse, length)
 
 
 def _accumulate(largest, total, output, logits, value):
@@ -179,24 +199,22 @@ def _accumulate(largest, total, output, logits, value):
     return updated, total * shrink + weights.sum(-1), output
 
 
-def _backward(settings, query, key, value, sink_logits, plan, output, lse, gradient):
+def _backward(settings, query, key, value, sink_logits, plan, output, lse, gradient, dlse):
     """Gradients of q, k, v and, per example, of the sink logits."""
     batch, length, *_ = query.shape
     lanes = _LaneReader(settings, plan)
-    padded = lanes.pad(query), lanes.pad(output), lanes.pad(gradient)
+    rows = tuple(lanes.pad(x) for x in (query, output, gradient, lse, dlse))
     kv_shape = (batch, plan.keys.segment.shape[-1], *key.shape[2:])
 
     def block(carry, index):
-        q, queries = lanes.queries(index, padded[0])
-        o, _ = lanes.queries(index, padded[1])
-        do, _ = lanes.queries(index, padded[2])
-        lse_block = lse[:, index]
-        delta = _einsum('bqkgh,bqkgh->bkgq', o, do)
+        (q, o, do, lse, dlse), queries = lanes.queries(index, rows)
+        lse, dlse = (jnp.moveaxis(x, 1, 3) for x in (lse, dlse))
+        delta = _einsum('bqkgh,bqkgh->bkgq', o, do) - dlse
 
         def gradients(k, v, mask):
             """dq, and the weights and the logits' gradients that dv and dk are made of."""
             logits, slope = lanes.logits_and_slope(q, k, mask)
-            weights = jnp.exp(logits - lse_block[..., None])
+            weights = jnp.exp(logits - lse[..., None])
             dlogits = weights * (_score(do, v) - delta[..., None]) * slope
             dlogits = (dlogits * settings.scale).astype(k.dtype)
             return _weigh(dlogits, k), weights.astype(do.dtype), dlogits
@@ -210,16 +228,16 @@ def _backward(settings, query, key, value, sink_logits, plan, output, lse, gradi
             return dq + added, dk, dv
 
         dk, dv, dsinks = carry
-        dq = jnp.zeros((*lse_block.shape, q.shape[-1]), jnp.float32)
+        dq = jnp.zeros((*lse.shape, q.shape[-1]), jnp.float32)
         dq, dk, dv = lanes.for_chunks(index, chunk, (dq, dk, dv))
         if queries.sinks is not None:
-            k, v, mask, rows = lanes.sinks(queries, key, value)
+            k, v, mask, first = lanes.sinks(queries, key, value)
             added, weights, dlogits = gradients(k, v, mask)
             dq += added
-            dk = _add_rows(dk, _gather_back_own(dlogits, q), rows)
-            dv = _add_rows(dv, _gather_back_own(weights, do), rows)
+            dk = _add_rows(dk, _gather_back_own(dlogits, q), first)
+            dv = _add_rows(dv, _gather_back_own(weights, do), first)
         if sink_logits is not None:
-            dsinks -= (jnp.exp(sink_logits[..., None] - lse_block) * delta).sum(-1)
+            dsinks -= (jnp.exp(sink_logits[..., None] - lse) * delta).sum(-1)
         return (dk, dv, dsinks), jnp.moveaxis(dq.astype(query.dtype), 3, 1)
 
     start = (
@@ -246,12 +264,16 @@ class _LaneReader:
             return x
         return jnp.pad(x, ((0, 0), (0, missing), *((0, 0),) * (x.ndim - 2)))
 
-    def queries(self, index, x):
-        """The block's rows of `x`, zeroed where there is no valid token, and its lanes."""
+    def queries(self, index, tree):
+        """The block's rows of each array, zeroed where there is no valid token, and its lanes."""
         start, size = index * self.settings.block, self.settings.block
         queries = _slice(self.plan.queries._replace(lane=None), start, size)
-        rows = _slice(x, start, size) if queries.row is None else take_rows(x, queries.row)
-        return _valid(rows, queries.segment > 0), queries
+
+        def read(x):
+            rows = _slice(x, start, size) if queries.row is None else take_rows(x, queries.row)
+            return _valid(rows, queries.segment > 0)
+
+        return jax.tree.map(read, tree), queries
 
     def for_chunks(self, index, chunk, carry):
         """Runs `chunk(number, carry)` over the block's chunks of keys."""
@@ -280,7 +302,7 @@ class _LaneReader:
         return _valid(k, is_valid), _valid(v, is_valid), mask, first
 
     def sinks(self, queries, key, value):
-        """Each query's own first tokens: k, v `[B, block, c, K, H]`, mask `[.., block, c]`, lanes."""
+        """Each query's first tokens: k, v `[B, block, c, K, H]`, mask `[.., block, c]`, lanes."""
         lanes = queries.sinks
         flat = jnp.maximum(lanes, 0).reshape(lanes.shape[0], -1)
         keys = self.plan.keys

@@ -1,8 +1,8 @@
 """The public attention functions, in the manner of `jax.nn.dot_product_attention`.
 
 Common to all: query `[B, T, N, H]`, key and value `[B, S, K, H]` with K dividing N, output like
-query, softmax statistics in float32. `segment_ids` `[B, T]`: 0 is padding, equal numbers >= 1 are one
-document and contiguous. `positions` `[B, T]` strictly increase within a document; the index by
+query, softmax statistics in float32. `segment_ids` `[B, T]`: 0 is padding, equal numbers >= 1 are
+one document and contiguous. `positions` `[B, T]` strictly increase within a document; the index by
 default. A valid query always sees itself; queries without keys, padding among them, give zeros.
 `implementation` is 'reference' (dense, float32, O(n²)), 'xla' (blockwise, any device) or None: the
 best that supports the call.
@@ -164,8 +164,8 @@ def stochastic_attention(
       `[B, T, N, H]` in query's dtype, in the tokens' own order.
 
     Raises:
-      ValueError, TypeError: see `sa_jax.attention.inputs`; also both or neither of `permutation` and
-        `permutation_key`.
+      ValueError, TypeError: see `sa_jax.attention.inputs`; also both or neither of `permutation`
+        and `permutation_key`.
     """
     inputs.check_heads(query, key, value)
     inputs.check_same_length(query, key, 'stochastic attention')
@@ -196,7 +196,7 @@ def stochastic_attention(
     per_head = permutation.ndim == 3
     if per_head:
         # Heads that see other tokens are examples of their own.
-        query, key, value = (_heads_to_examples(x, kv_heads) for x in (query, key, value))
+        query, key, value = (blockwise.heads_to_examples(x, kv_heads) for x in (query, key, value))
         positions, segment_ids = (
             jnp.repeat(jnp.broadcast_to(x, (batch, length)), kv_heads, axis=0)
             for x in (positions, segment_ids)
@@ -207,8 +207,8 @@ def stochastic_attention(
     plan = plans.circle if circular else plans.slots
     plan, block, chunk = plan(permutation, positions, segment_ids, window, is_causal, num_sinks)
     settings = blockwise.Settings(block, chunk, scale, logits_soft_cap)
-    output = blockwise.blockwise_attention(query, key, value, sink_logits, plan, settings)
-    return _examples_to_heads(output, kv_heads) if per_head else output
+    output, _ = blockwise.blockwise_attention(query, key, value, sink_logits, plan, settings)
+    return blockwise.examples_to_heads(output, kv_heads) if per_head else output
 
 
 def moba_attention(
@@ -262,16 +262,30 @@ def moba_attention(
     inputs.check_count('top_k', top_k, 1)
     _check_options(query, logits_soft_cap, sink_logits, num_sinks)
     positions, segment_ids = inputs.tokens(positions, segment_ids, query.shape[:2])
-    options = {
-        'scale': _scale(scale, query),
-        'logits_soft_cap': logits_soft_cap,
-        'sink_logits': sink_logits,
-    }
+    scale = _scale(scale, query)
     if _resolve(implementation) == 'reference':
         mask = moba.mask(query, key, positions, segment_ids, block_size, top_k, num_sinks)
-        return reference.masked_attention(query, key, value, mask, **options)
+        return reference.masked_attention(
+            query,
+            key,
+            value,
+            mask,
+            scale=scale,
+            logits_soft_cap=logits_soft_cap,
+            sink_logits=sink_logits,
+        )
     return moba.attention(
-        query, key, value, positions, segment_ids, block_size, top_k, num_sinks, **options
+        query,
+        key,
+        value,
+        sink_logits,
+        positions,
+        segment_ids,
+        block_size=block_size,
+        top_k=top_k,
+        num_sinks=num_sinks,
+        scale=scale,
+        logits_soft_cap=logits_soft_cap,
     )
 
 
@@ -374,7 +388,7 @@ def _in_own_order(
     plan, block, chunk = plan
     settings = blockwise.Settings(block, chunk, scale, logits_soft_cap)
     sink_logits = None if sink_logits is None else sink_logits[None]
-    return blockwise.blockwise_attention(query, key, value, sink_logits, plan, settings)
+    return blockwise.blockwise_attention(query, key, value, sink_logits, plan, settings)[0]
 
 
 def _permutation(permutation, permutation_key, segment_ids, batch, kv_heads):
@@ -420,17 +434,3 @@ def _resolve(implementation: str | None) -> str:
             f'{", ".join(map(repr, IMPLEMENTATIONS))}'
         )
     return implementation
-
-
-def _heads_to_examples(x, kv_heads):
-    """`[B, T, K·G, H]` as `[B·K, T, G, H]`."""
-    batch, length, heads, head_dim = x.shape
-    x = x.reshape(batch, length, kv_heads, heads // kv_heads, head_dim)
-    return jnp.moveaxis(x, 2, 1).reshape(batch * kv_heads, length, -1, head_dim)
-
-
-def _examples_to_heads(x, kv_heads):
-    """`[B·K, T, G, H]` as `[B, T, K·G, H]`."""
-    _, length, group, head_dim = x.shape
-    x = jnp.moveaxis(x.reshape(-1, kv_heads, length, group, head_dim), 1, 2)
-    return x.reshape(x.shape[0], length, kv_heads * group, head_dim)

@@ -189,6 +189,58 @@ def circle(
     return Plan(_pad_queries(queries, block), keys, start, stop), block, chunk
 
 
+def chosen_blocks(
+    chosen: jax.Array,
+    positions: jax.Array,
+    segment_ids: jax.Array,
+    number: jax.Array,
+    *,
+    block_size: int,
+    parts: int,
+    is_own: jax.Array,
+    num_sinks: int,
+) -> tuple[Plan, int, int]:
+    """Queries in parts, one for each block of keys they chose, sorted by block (MoBA).
+
+    Args:
+      chosen: int32 `[B, T·parts]`, the number of the chosen block or -1.
+      positions: `[B, T]`.
+      segment_ids: `[B, T]`.
+      number: `[B, T]`, the number of each token's block.
+      block_size: keys per block.
+      parts: parts of a token, standing together.
+      is_own: `[parts]`, which of them hold the own block; they see the sinks.
+      num_sinks: first tokens of a segment that are always visible.
+
+    Returns:
+      The plan, the parts per block and the keys per chunk.
+    """
+    length = segment_ids.shape[1]
+    index = jnp.arange(length, dtype=jnp.int32)
+    # The first token of each block, by number.
+    first = jax.vmap(lambda n: jnp.full((length,), _FAR, jnp.int32).at[n].min(index))(number)
+    token = jnp.repeat(index, parts)[None]
+    is_seeing = (chosen >= 0) & (permutations.take_rows(segment_ids, token) > 0)
+    low = jnp.where(is_seeing, permutations.take_rows(first, jnp.maximum(chosen, 0)), _FAR)
+    high = jnp.minimum(low + block_size - 1, token)
+    order = jnp.argsort(low, axis=-1).astype(jnp.int32)
+    low, high, is_seeing = (permutations.take_rows(x, order) for x in (low, high, is_seeing))
+    token = permutations.take_rows(token, order)
+    segment = jnp.where(is_seeing, permutations.take_rows(segment_ids, token), 0)
+    latest = permutations.take_rows(positions, token)
+    sinks = None
+    if num_sinks:
+        sinks = permutations.take_rows(_own_sinks(segment_ids, num_sinks), token)
+        sinks = jnp.where(jnp.tile(is_own, length)[order][..., None], sinks, -1)
+    block, chunk = sizes(chosen.shape[1], length, block_size)
+    start, stop = _block_ranges(low, high + 1, is_seeing, block)
+    lane = permutations.inverse_permutation(order)
+    queries = Queries(segment, low, high, latest, order, lane, sinks)
+    is_sink = _is_sink(segment_ids, num_sinks)
+    keys = Keys(segment_ids, index[None], positions, None, None, is_sink)
+    return Plan(_pad_queries(queries, block), keys, start, stop), block, chunk
+
+
 def _block_ranges(start, stop, is_seeing, block):
     """The lanes `[B or 1, blocks]` that a block's queries need together; none: start > stop."""
     start = _pad_lanes(jnp.where(is_seeing, start, _FAR), block, _FAR)
@@ -278,6 +330,6 @@ def _first_at_least(position, target, start, stop):
         return low, jnp.where(is_open & ~is_before, middle, high)
 
     steps = position.shape[1].bit_length()
-    shape = jnp.broadcast_shapes(start.shape, position.shape[:1] + (1,), target.shape)
+    shape = jnp.broadcast_shapes(start.shape, (*position.shape[:1], 1), target.shape)
     bounds = tuple(jnp.broadcast_to(x, shape) for x in (start, stop))
     return jax.lax.fori_loop(0, steps, halve, bounds)[0]

@@ -1,7 +1,7 @@
 """Attention functions by name: what configs, experiments and tables refer to.
 
-An attention function is pure: `function(query, key, value, context, **options) -> output`. A package
-of its own registers one through the entry point group `sa_jax.attention`, whose value names an
+An attention function is pure: `function(query, key, value, context, **options) -> output`. Another
+package registers one through the entry point group `sa_jax.attention`, whose value names an
 `AttentionKind`; nothing here needs an edit.
 """
 

@@ -84,10 +84,8 @@ def _sliding_window(n, window, is_causal, num_sinks):
 
 def _stochastic(n, window, is_causal, circular, num_sinks):
     """Expected pairs: every pair of different tokens is as likely in the window as any other."""
-    if circular:
-        in_window = n * (min(window, n) - 1)
-    else:
-        in_window = _sliding_window(n, window, False, 0) - n
+    in_line = _sliding_window(n, window, False, 0)
+    in_window = (n * min(window, n) if circular else in_line) - n
     likely = in_window / (n * (n - 1)) if n > 1 else 0.0
     sinks = min(num_sinks, n)
     if is_causal:
