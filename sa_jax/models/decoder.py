@@ -45,42 +45,43 @@ class DecoderOutput(NamedTuple):
 
 
 class Attention(nnx.Module):
-    """The parameters of one attention layer; all its paths share them but for their gates."""
+    """The parameters of all layers' attention; a layer's paths share them but for their gates."""
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
-        hidden, head_dim = config.hidden_size, config.head_dim
+        layers, hidden, head_dim = config.num_layers, config.hidden_size, config.head_dim
         heads, kv_heads, paths = config.num_heads, config.num_kv_heads, len(config.attention)
-        self.query = _normal(rngs, (hidden, heads, head_dim))
-        self.key = _normal(rngs, (hidden, kv_heads, head_dim))
-        self.value = _normal(rngs, (hidden, kv_heads, head_dim))
-        self.output = _normal(rngs, (heads, head_dim, hidden), _residual_stddev(config))
+        self.query = _normal(rngs, (layers, hidden, heads, head_dim))
+        self.key = _normal(rngs, (layers, hidden, kv_heads, head_dim))
+        self.value = _normal(rngs, (layers, hidden, kv_heads, head_dim))
+        self.output = _normal(rngs, (layers, heads, head_dim, hidden), _residual_stddev(config))
         if config.qk_norm:
-            self.query_norm = nnx.Param(jnp.ones(head_dim))
-            self.key_norm = nnx.Param(jnp.ones(head_dim))
+            self.query_norm = nnx.Param(jnp.ones((layers, head_dim)))
+            self.key_norm = nnx.Param(jnp.ones((layers, head_dim)))
         if paths > 1:
             # Zeros open every gate to exactly one half.
             gate_shape = (paths, heads, head_dim if config.gate == 'channel' else 1)
-            self.path_gate_kernel = nnx.Param(jnp.zeros((hidden, *gate_shape)))
-            self.path_gate_bias = nnx.Param(jnp.zeros(gate_shape))
+            self.path_gate_kernel = nnx.Param(jnp.zeros((layers, hidden, *gate_shape)))
+            self.path_gate_bias = nnx.Param(jnp.zeros((layers, *gate_shape)))
 
 
 class FeedForward(nnx.Module):
-    """The parameters of one SwiGLU."""
+    """The parameters of all layers' SwiGLU."""
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
-        hidden, intermediate = config.hidden_size, config.intermediate_size
-        self.gate = _normal(rngs, (hidden, intermediate))
-        self.up = _normal(rngs, (hidden, intermediate))
-        self.down = _normal(rngs, (intermediate, hidden), _residual_stddev(config))
+        layers, hidden, width = config.num_layers, config.hidden_size, config.intermediate_size
+        self.gate = _normal(rngs, (layers, hidden, width))
+        self.up = _normal(rngs, (layers, hidden, width))
+        self.down = _normal(rngs, (layers, width, hidden), _residual_stddev(config))
 
 
-class DecoderLayer(nnx.Module):
-    """The parameters of one layer."""
+class DecoderLayers(nnx.Module):
+    """The parameters of all layers, each stacked along a leading axis `[L]`."""
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
-        self.attention_norm = nnx.Param(jnp.ones(config.hidden_size))
+        norm_shape = (config.num_layers, config.hidden_size)
+        self.attention_norm = nnx.Param(jnp.ones(norm_shape))
         self.attention = Attention(config, rngs=rngs)
-        self.feed_forward_norm = nnx.Param(jnp.ones(config.hidden_size))
+        self.feed_forward_norm = nnx.Param(jnp.ones(norm_shape))
         self.feed_forward = FeedForward(config, rngs=rngs)
 
 
@@ -90,7 +91,7 @@ class Decoder(nnx.Module):
     Attributes:
       config: The architecture.
       embedding: `[V, D]`.
-      layers: A `DecoderLayer` whose parameters all lead with `[L]`.
+      layers: Their parameters, all leading with `[L]`.
       final_norm: `[D]`.
       unembedding: `[V, D]`, only if the embeddings aren't tied.
     """
@@ -105,15 +106,9 @@ class Decoder(nnx.Module):
           config: The architecture.
           rngs: Source of the initial values.
         """
-
-        @nnx.split_rngs(splits=config.num_layers)
-        @nnx.vmap
-        def create_layers(rngs):
-            return DecoderLayer(config, rngs=rngs)
-
         self.config = config
         self.embedding = _normal(rngs, (config.vocab_size, config.hidden_size))
-        self.layers = create_layers(rngs)
+        self.layers = DecoderLayers(config, rngs=rngs)
         self.final_norm = nnx.Param(jnp.ones(config.hidden_size))
         if not config.tie_embeddings:
             self.unembedding = _normal(rngs, (config.vocab_size, config.hidden_size))
@@ -183,7 +178,7 @@ class Decoder(nnx.Module):
 
 
 def _layer(
-    parameters: DecoderLayer,
+    parameters: DecoderLayers,
     x: Array,
     layer: Array,
     *,
@@ -193,7 +188,10 @@ def _layer(
     example_ids: Array | None,
     mesh: Mesh | None,
 ) -> tuple[Array, Array]:
-    """One layer: the residual stream `[B, T, D]` behind it, and the means `[P]` of its gates."""
+    """One layer, whose parameters have lost their leading axis to the scan.
+
+    Returns the residual stream `[B, T, D]` behind it and the means `[P]` of its gates.
+    """
     attention = parameters.attention
     y = rms_norm(x, parameters.attention_norm[...], config.norm_eps)
     query = jnp.einsum('btd,dnh->btnh', y, attention.query[...])

@@ -1,6 +1,10 @@
 """A tiny decoder whose parameters are all far from their special initial values."""
 
+import functools
+
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from flax import nnx
 
@@ -42,31 +46,31 @@ def make_config():
 @pytest.fixture
 def make_model(make_config):
     def make(*args, **changes) -> Decoder:
-        model = Decoder(make_config(*args, **changes), rngs=nnx.Rngs(0))
-        graph, state = nnx.split(model)
-        leaves, structure = jax.tree.flatten(state)
-        keys = jax.random.split(jax.random.key(1), len(leaves))
-        leaves = [
-            leaf + 0.3 * jax.random.normal(key, leaf.shape)
-            for key, leaf in zip(keys, leaves, strict=True)
-        ]
-        return nnx.merge(graph, jax.tree.unflatten(structure, leaves))
+        config = make_config(*args, **changes)
+        graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))))
+        # NumPy's numbers need no compilation.
+        generator = np.random.default_rng(0)
+
+        def draw(path, leaf):
+            centre = 'norm' in jax.tree_util.keystr(path)
+            return jnp.array(centre + 0.3 * generator.normal(size=leaf.shape), leaf.dtype)
+
+        return nnx.merge(graph, jax.tree_util.tree_map_with_path(draw, state))
 
     return make
 
 
+@functools.partial(jax.jit, static_argnames=('graph', 'mesh'))
+def _forward(graph, state, tokens, inputs, mesh):
+    return nnx.merge(graph, state)(tokens, mesh=mesh, **inputs)
+
+
 @pytest.fixture
 def run():
-    """Calls a model under jit."""
+    """Calls a model under jit, compiled once per architecture and shapes."""
 
     def run(model, tokens, *, mesh=None, **inputs):
-        graph, state = nnx.split(model)
-
-        @jax.jit
-        def forward(state, tokens, inputs):
-            return nnx.merge(graph, state)(tokens, mesh=mesh, **inputs)
-
-        return forward(state, tokens, inputs)
+        return _forward(*nnx.split(model), tokens, inputs, mesh)
 
     return run
 

@@ -107,8 +107,16 @@ def test_both_paths_contribute(make_model, run, tokens, path):
     assert np.abs(before.logits - after.logits).max() > 1e-2
 
 
-def test_both_gates_get_gradients_from_the_start(make_config, tokens):
+def test_initial_values(make_config, run, tokens):
     model = Decoder(make_config(), rngs=nnx.Rngs(0))
+    attention, feed_forward = model.layers.attention, model.layers.feed_forward
+    np.testing.assert_allclose(np.std(attention.query[...]), 0.02, rtol=0.1)
+    for residual in (attention.output, feed_forward.down):
+        np.testing.assert_allclose(np.std(residual[...]), 0.02 / np.sqrt(2 * 2), rtol=0.1)
+    assert np.abs(attention.query[0] - attention.query[1]).max() > 0
+    np.testing.assert_array_equal(run(model, tokens, permutation_key=KEY).gate_means, 0.5)
+
+    # Both gates learn from the start.
     loss, state = _loss(model, tokens)
     gradient = jax.jit(jax.grad(loss))(state)['layers']['attention']
     for name, paths_axis in (('path_gate_kernel', 2), ('path_gate_bias', 1)):
@@ -116,11 +124,8 @@ def test_both_gates_get_gradients_from_the_start(make_config, tokens):
         assert (np.abs(per_path).max(axis=tuple(range(1, per_path.ndim))) > 0).all()
 
 
-def test_gate_means(make_config, make_model, run, tokens):
-    fresh = Decoder(make_config(gate='channel'), rngs=nnx.Rngs(0))
-    np.testing.assert_array_equal(run(fresh, tokens, permutation_key=KEY).gate_means, 0.5)
+def test_gate_means_are_over_valid_tokens(make_model, run, tokens):
     assert run(make_model(('full',)), tokens).gate_means.shape == (2, 0)
-
     model, valid = make_model(), 8
     segment_ids = jnp.broadcast_to(jnp.arange(13) < valid, tokens.shape).astype(jnp.int32)
     padded = run(model, tokens, segment_ids=segment_ids, permutation_key=KEY).gate_means
