@@ -103,7 +103,7 @@ def train_step(
     params = optax.apply_updates(state.params, updates)
     metrics = {
         'loss': loss,
-        'grad_norm': optax.global_norm(grads),
+        'grad_norm': optax.tree.norm(grads),
         'learning_rate': schedule(state.step),
         'tokens': tokens,
         'gates': gates,

@@ -1,0 +1,45 @@
+"""A tiny run: its configuration, and the text it reads."""
+
+import random
+
+import jax
+import pytest
+import tiny_config
+
+WORDS = 'the state of union people congress war peace treasury year law nation'.split()
+
+
+@pytest.fixture(scope='session')
+def text_dir(tmp_path_factory):
+    """A folder with a few short documents for training and validation."""
+    folder = tmp_path_factory.mktemp('text')
+    draw = random.Random(0)
+    for split, count in (('train', 12), ('validation', 4)):
+        (folder / split).mkdir()
+        for index in range(count):
+            words = draw.choices(WORDS, k=draw.randint(20, 120))
+            (folder / split / f'{index}.txt').write_text(' '.join(words))
+    return folder
+
+
+@pytest.fixture(scope='session')
+def data_dir(tmp_path_factory):
+    return tmp_path_factory.mktemp('data')
+
+
+@pytest.fixture
+def tiny(text_dir):
+    """Returns a function from variant and dotted overrides to a configuration."""
+
+    def make(variant='sa_swa', **changes):
+        config = tiny_config.get_config(variant)
+        config.data.path = str(text_dir)
+        config.update_from_flattened_dict({k.replace('__', '.'): v for k, v in changes.items()})
+        return config
+
+    return make
+
+
+@pytest.fixture
+def one_device():
+    return jax.devices()[:1]
