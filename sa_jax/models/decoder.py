@@ -333,7 +333,9 @@ def _rematerialise(body, remat: str):
 
 
 def _normal(rngs: nnx.Rngs, shape: tuple[int, ...], stddev: float = _INITIAL_STDDEV) -> nnx.Param:
-    return nnx.Param(stddev * jax.random.normal(rngs.params(), shape))
+    # Drawn flat: the same numbers, but XLA compiles them ten times faster on the CPU.
+    flat = jax.random.normal(rngs.params(), (math.prod(shape),))
+    return nnx.Param(stddev * flat.reshape(shape))
 
 
 def _residual_stddev(config: DecoderConfig) -> float:
