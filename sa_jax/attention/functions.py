@@ -379,12 +379,14 @@ def _in_own_order(
             logits_soft_cap=logits_soft_cap,
             sink_logits=sink_logits,
         )
-    if window is None or is_separate:
-        # Without a window the first tokens are visible as it is.
-        num_sinks = num_sinks if window is not None else 0
-        plan = plans.ranges(query_tokens, key_tokens, window, is_causal, num_sinks)
+    # Without a window the first tokens are visible as it is.
+    num_sinks = 0 if window is None else num_sinks
+    if is_separate:
+        plan = plans.elsewhere(query_tokens, key_tokens, window, is_causal, num_sinks)
+    elif window is None:
+        plan = plans.everything(query_tokens, is_causal)
     else:
-        plan = plans.band(*query_tokens, window, is_causal, num_sinks)
+        plan = plans.band(query_tokens, window, is_causal, num_sinks)
     plan, block, chunk = plan
     settings = blockwise.Settings(block, chunk, scale, logits_soft_cap)
     sink_logits = None if sink_logits is None else sink_logits[None]

@@ -97,11 +97,11 @@ def tokens(
         if not jnp.issubdtype(x.dtype, jnp.integer):
             raise TypeError(f'{name} has dtype {x.dtype}; expected integers')
     if segment_ids is None:
-        segment_ids = jnp.ones((1, shape[1]), jnp.int32)
+        segment_ids = not_folded(jnp.ones((1, shape[1]), jnp.int32))
     elif is_concrete(segment_ids):
         _check_segments(np.asarray(segment_ids), prefix)
     if positions is None:
-        positions = jnp.arange(shape[1], dtype=jnp.int32)[None]
+        positions = not_folded(jnp.arange(shape[1], dtype=jnp.int32)[None])
     elif is_concrete(positions, segment_ids):
         _check_positions(np.asarray(positions), np.asarray(segment_ids), prefix)
     return positions.astype(jnp.int32), segment_ids.astype(jnp.int32)
@@ -147,6 +147,11 @@ def check_slots_contiguous(permutation: jax.Array, segment_ids: jax.Array) -> No
                 'a circular window needs every segment in a run of slots of its own, but the given '
                 'permutation mixes segments; draw it with draw_permutation(key, segment_ids=…)'
             )
+
+
+def not_folded(x: jax.Array) -> jax.Array:
+    """Hides a constant from XLA, which would evaluate sorts and loops over it for minutes."""
+    return jax.lax.optimization_barrier(x)
 
 
 def is_concrete(*arrays: jax.Array) -> bool:

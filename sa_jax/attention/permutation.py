@@ -39,6 +39,7 @@ def draw_permutation(
         )
     if segment_ids is None:
         segment_ids = jnp.ones((length,), jnp.int32)
+    segment_ids, key = inputs.not_folded((segment_ids, key))
     if key.ndim == 0:
         # The bits are drawn once and shared by every example.
         draw = functools.partial(_draw, key)

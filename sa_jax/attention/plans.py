@@ -25,60 +25,73 @@ def sizes(queries: int, keys: int, reach: int) -> tuple[int, int]:
     return block, span if span <= _LONGEST_CHUNK else _LONGEST_CHUNK // 2
 
 
-def ranges(
-    query_tokens: tuple[jax.Array, jax.Array],
-    key_tokens: tuple[jax.Array, jax.Array],
-    window: int | None,
-    is_causal: bool,
-    num_sinks: int,
-) -> tuple[Plan, int, int]:
-    """Keys in their own order wherever they stand: full attention, and T != S.
+Tokens = tuple[jax.Array, jax.Array]  # positions and segment ids, `[B or 1, T]`
 
-    Args:
-      query_tokens: positions and segment ids `[B or 1, T]`.
-      key_tokens: positions and segment ids `[B or 1, S]`.
-      window: keys of a sliding window, or None for all.
-      is_causal: whether later positions stay unseen.
-      num_sinks: first keys of a segment that are always visible.
+
+def everything(tokens: Tokens, is_causal: bool) -> tuple[Plan, int, int]:
+    """Full attention over tokens in their own order; also the block and the chunk."""
+    segment_ids = tokens[1]
+    index = jnp.arange(segment_ids.shape[1], dtype=jnp.int32)
+    start = permutations.segment_start(segment_ids)
+    stop = start + permutations.segment_length(segment_ids)
+    stop = index + 1 if is_causal else stop
+    return _ranges(tokens, tokens, start, stop, None, is_causal, None)
+
+
+def elsewhere(
+    query_tokens: Tokens, key_tokens: Tokens, window: int | None, is_causal: bool, num_sinks: int
+) -> tuple[Plan, int, int]:
+    """Full (window None) and sliding-window attention to keys with tokens of their own.
 
     Returns:
       The plan, the queries per block and the keys per chunk.
     """
     query_positions, query_segment = query_tokens
-    position, segment = key_tokens
-    if window is None:
-        low, high = (jnp.full_like(query_positions, x) for x in (-_FAR, _FAR - 1))
-        high = query_positions if is_causal else high
-    else:
-        back, ahead = (window - 1, 0) if is_causal else masks.window_sides(window)
-        low, high = query_positions - back, query_positions + ahead
-    block, chunk = sizes(query_segment.shape[-1], segment.shape[-1], window or segment.shape[-1])
-    first_key, run_length = _runs(query_segment, segment)
-    is_valid = query_segment > 0
-    start = _first_at_least(position, low, first_key, first_key + run_length)
-    stop = _first_at_least(position, high + 1, first_key, first_key + run_length)
-    start, stop = _block_ranges(start, stop, is_valid & (stop > start), block)
+    positions, segment = key_tokens
+    first, run_length = _runs(query_segment, segment)
+    bounds = _interval(query_positions, window, is_causal)
+    start = _first_at_least(positions, bounds[0], first, first + run_length)
+    stop = _first_at_least(positions, bounds[1] + 1, first, first + run_length)
     sinks = None
     if num_sinks:
         number = jnp.arange(num_sinks, dtype=jnp.int32)
-        is_there = is_valid[..., None] & (number < run_length[..., None])
-        sinks = jnp.where(is_there, first_key[..., None] + number, -1)
+        is_there = (query_segment > 0)[..., None] & (number < run_length[..., None])
+        sinks = jnp.where(is_there, first[..., None] + number, -1)
+    return _ranges(query_tokens, key_tokens, start, stop, window, is_causal, sinks)
+
+
+def _interval(positions, window, is_causal):
+    """The first and the last position that queries see."""
+    if window is None:
+        low = jnp.full_like(positions, -_FAR)
+        return low, positions if is_causal else jnp.full_like(positions, _FAR)
+    back, ahead = (window - 1, 0) if is_causal else masks.window_sides(window)
+    return positions - back, positions + ahead
+
+
+def _ranges(query_tokens, key_tokens, start, stop, window, is_causal, sinks):
+    """A plan in which each query needs the keys [start, stop), in their own order."""
+    query_positions, query_segment = query_tokens
+    positions, segment = key_tokens
+    reach = segment.shape[-1] if window is None else window
+    block, chunk = sizes(query_segment.shape[-1], segment.shape[-1], reach)
+    start, stop = _block_ranges(start, stop, (query_segment > 0) & (stop > start), block)
     latest = query_positions if is_causal else None
-    queries = Queries(query_segment, low, high, latest, None, None, sinks)
-    keys = Keys(segment, position, position, None, None, _is_sink(segment, num_sinks))
+    interval = _interval(query_positions, window, is_causal)
+    queries = Queries(query_segment, *interval, latest, None, None, sinks)
+    is_sink = _is_sink(segment, 0 if sinks is None else sinks.shape[-1])
+    keys = Keys(segment, positions, positions, None, None, is_sink)
     return Plan(_pad_queries(queries, block), keys, start, stop), block, chunk
 
 
-def band(
-    positions: jax.Array, segment_ids: jax.Array, window: int, is_causal: bool, num_sinks: int
-) -> tuple[Plan, int, int]:
+def band(tokens: Tokens, window: int, is_causal: bool, num_sinks: int) -> tuple[Plan, int, int]:
     """A sliding window over tokens in their own order; also the block and the chunk."""
+    positions, segment_ids = tokens
     back, ahead = (window - 1, 0) if is_causal else masks.window_sides(window)
     # Positions may leave gaps but never less than one apart: the window in tokens covers it.
     queries = Queries(
         segment_ids,
-        positions - back,
-        positions + ahead,
+        *_interval(positions, window, is_causal),
         positions if is_causal else None,
         None,
         None,
