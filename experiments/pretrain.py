@@ -9,7 +9,7 @@ overrides a field, `--dry_run` describes the run and stops.
 from pathlib import Path
 
 import jax
-from absl import app, flags
+from absl import app, flags, logging
 from ml_collections import config_flags
 
 from sa_jax.training.configuration import parse_flags
@@ -55,4 +55,6 @@ def main(argv: list[str]) -> None:
 
 if __name__ == '__main__':
     flags.mark_flag_as_required('config')
+    # Orbax reports every file it writes.
+    flags.FLAGS.set_default('verbosity', logging.WARNING)
     app.run(main, flags_parser=parse_flags)

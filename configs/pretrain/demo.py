@@ -26,11 +26,12 @@ def get_config(variant: str = 'sa_swa') -> ConfigDict:
     config.model = model = ConfigDict()
     model.vocab_size = 4096  # tokens
     model.hidden_size = 128  # channels of the residual stream
-    model.num_layers = 4
-    model.num_heads = 4  # query heads
-    model.num_kv_heads = 4  # key and value heads
-    model.head_dim = 32  # channels
+    model.num_layers = 2
+    model.num_heads = 2  # query heads
+    model.num_kv_heads = 2  # key and value heads
+    model.head_dim = 64  # channels
     model.intermediate_size = 384  # channels of the SwiGLU
+    model.tie_embeddings = False  # tied, so small a model learns much more slowly
     model.attention = VARIANTS[variant]  # paths, joined by gates if several
     model.attention_options = {
         name: {'window': window} for name in VARIANTS[variant] if name != 'full'
@@ -44,24 +45,24 @@ def get_config(variant: str = 'sa_swa') -> ConfigDict:
     data.sequence_length = 512  # tokens
     data.packing = 'concat'  # documents run on from row to row
     data.cross_document_attention = False  # whether a token sees earlier documents of its row
-    data.virtual_shards = 8  # packing iterators; the processes' number divides it
+    data.virtual_shards = 4  # packing iterators; the processes' number divides it
     data.tokenizer = ConfigDict()
     data.tokenizer.kind = 'bpe'  # trained on the training split
     data.tokenizer.vocab_size = 4096  # tokens
     data.tokenizer.path = ''  # for kind 'file'
 
     config.training = training = ConfigDict()
-    training.steps = 500  # optimizer steps
-    training.batch_size = 8  # rows over all devices and microbatches
+    training.steps = 700  # optimizer steps
+    training.batch_size = 4  # rows over all devices and microbatches
     training.gradient_accumulation = 1  # microbatches a step
     training.log_every = 10  # steps
-    training.checkpoint_every = 100  # steps
+    training.checkpoint_every = 200  # steps
     training.keep_checkpoints = 2  # the latest ones
 
     config.optimizer = optimizer = ConfigDict()
-    optimizer.learning_rate = 3e-3  # at the peak
+    optimizer.learning_rate = 6e-3  # at the peak
     optimizer.schedule = 'cosine'  # or 'wsd'
-    optimizer.warmup_steps = 30  # steps
+    optimizer.warmup_steps = 50  # steps
     optimizer.final_fraction = 0.05  # of the peak, at the last step
     optimizer.beta1 = 0.9
     optimizer.beta2 = 0.95
@@ -75,8 +76,8 @@ def get_config(variant: str = 'sa_swa') -> ConfigDict:
     mesh.tensor = 1  # devices that share heads, feed-forward and vocabulary
 
     config.evaluation = evaluation = ConfigDict()
-    evaluation.every = 250  # steps; 0 for at the end only
-    evaluation.batches = 16  # held-out batches; 0 for the whole split
+    evaluation.every = 350  # steps; 0 for at the end only
+    evaluation.batches = 0  # held-out batches; 0 for the whole split
     evaluation.permutation_draws = 3  # fixed permutation keys at the end
 
     config.logging = ConfigDict()

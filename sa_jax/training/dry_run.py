@@ -1,6 +1,7 @@
 """A run described without running it: parameters, FLOPs, memory, shardings."""
 
 import math
+from collections.abc import Sequence
 
 import jax
 from ml_collections import ConfigDict
@@ -12,15 +13,19 @@ from sa_jax.training.program import Program, build_program
 _MIB = 2**20
 
 
-def describe(config: ConfigDict) -> str:
+def describe(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> str:
     """Describes what a configuration would train, and how much it needs.
 
     Compiles the train step, but makes no array, reads no data and writes no file.
 
+    Args:
+      config: the run's configuration.
+      devices: those to run on, by default all.
+
     Raises:
       ValueError: if the configuration doesn't fit itself or the devices.
     """
-    program = build_program(config)
+    program = build_program(config, devices)
     return '\n'.join(
         [
             *_parameters(program),

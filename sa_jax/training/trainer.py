@@ -6,13 +6,13 @@ import dataclasses
 import json
 import math
 import signal
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-from absl import logging
 from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
@@ -145,7 +145,7 @@ def _start_or_resume(
     # 3. The run is unfinished: it continues. 4. It is finished: the loop has nothing to do.
     state, data = checkpoints.restore(latest, program.abstract_state)
     batches.set_state(data)
-    logging.info('Continuing from %s', checkpoints.directory / str(latest))
+    print(f'Continuing from {checkpoints.directory / str(latest)}', file=sys.stderr, flush=True)
     return latest, state
 
 

@@ -1,3 +1,5 @@
+"""The n-gram baselines against brute force."""
+
 import collections
 import math
 
@@ -23,7 +25,9 @@ def batches(seed, count):
 
 def pairs(batches):
     for batch in batches:
-        for row in zip(*(batch[name].flat for name in ('inputs', 'targets', 'weights')), strict=True):
+        for row in zip(
+            *(batch[name].flat for name in ('inputs', 'targets', 'weights')), strict=True
+        ):
             if row[2]:
                 yield int(row[0]), int(row[1])
 

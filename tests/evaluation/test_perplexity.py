@@ -1,3 +1,5 @@
+"""Means and spreads of held-out losses."""
+
 import math
 
 import jax

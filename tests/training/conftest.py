@@ -6,7 +6,7 @@ import jax
 import pytest
 import tiny_config
 
-WORDS = 'the state of union people congress war peace treasury year law nation'.split()
+WORDS = ('state', 'union', 'people', 'congress', 'war', 'peace', 'treasury', 'year', 'law')
 
 
 @pytest.fixture(scope='session')
@@ -20,6 +20,21 @@ def text_dir(tmp_path_factory):
             words = draw.choices(WORDS, k=draw.randint(20, 120))
             (folder / split / f'{index}.txt').write_text(' '.join(words))
     return folder
+
+
+@pytest.fixture(scope='package', autouse=True)
+def compilation_cache(tmp_path_factory):
+    """Compiles each of the programs that several tests run only once."""
+    changes = {
+        'jax_compilation_cache_dir': str(tmp_path_factory.mktemp('compiled')),
+        'jax_persistent_cache_min_compile_time_secs': 0.5,
+    }
+    before = {name: getattr(jax.config, name) for name in changes}
+    for name, value in changes.items():
+        jax.config.update(name, value)
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
 
 
 @pytest.fixture(scope='session')

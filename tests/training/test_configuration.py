@@ -1,3 +1,5 @@
+"""What is another run, and mistyped overrides."""
+
 import pytest
 from absl import flags
 
@@ -38,7 +40,7 @@ def test_rhythm_and_length_are_not_another_run(tiny, field):
 @pytest.mark.parametrize('error', [AttributeError, KeyError])
 def test_mistyped_override_names_argument_and_nearest_field(monkeypatch, error):
     def fail(argv):
-        raise error("'stps'\nDid you mean \"steps\" instead of \"stps\"?")
+        raise error('\'stps\'\nDid you mean "steps" instead of "stps"?')
 
     monkeypatch.setattr('absl.app.parse_flags_with_usage', fail)
     with pytest.raises(SystemExit, match=r'--config.training.stps=5 .*Did you mean "steps"'):

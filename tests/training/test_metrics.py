@@ -1,3 +1,5 @@
+"""metrics.jsonl, throughput and MFU."""
+
 import json
 import sys
 

@@ -1,3 +1,5 @@
+"""Schedules, clipping and the weight-decay mask."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np

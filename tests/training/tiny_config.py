@@ -5,7 +5,7 @@ from configs.pretrain import demo
 
 def get_config(variant='sa_swa'):
     config = demo.get_config(variant)
-    config.model.vocab_size = 257
+    config.model.vocab_size = 258
     config.model.hidden_size = 32
     config.model.num_layers = 2
     config.model.num_heads = 2
@@ -21,8 +21,9 @@ def get_config(variant='sa_swa'):
     config.data.sequence_length = 64
     config.data.virtual_shards = 4
     config.data.tokenizer.kind = 'bytes'
-    config.training.steps = 12
+    config.training.steps = 20
     config.training.batch_size = 8
+    config.training.gradient_accumulation = 2
     config.training.log_every = 1
     config.training.checkpoint_every = 4
     config.optimizer.learning_rate = 1e-2
