@@ -9,12 +9,8 @@ best that supports the call.
 """
 
 import jax
-import jax.numpy as jnp
 
-from sa_jax.attention import blockwise, inputs, masks, moba, plans, reference
-from sa_jax.attention import permutation as permutations
-
-IMPLEMENTATIONS = ('reference', 'xla')
+from sa_jax.attention import inputs, paths
 
 
 def full_attention(
@@ -171,44 +167,27 @@ def stochastic_attention(
     inputs.check_same_length(query, key, 'stochastic attention')
     inputs.check_count('window', window, 1)
     _check_options(query, logits_soft_cap, sink_logits, num_sinks)
-    batch, length, heads, _ = query.shape
-    kv_heads = key.shape[2]
-    positions, segment_ids = inputs.tokens(positions, segment_ids, (batch, length))
-    permutation = _permutation(permutation, permutation_key, segment_ids, batch, kv_heads)
-    if circular:
+    _check_tokens(query, positions, segment_ids)
+    _check_draw(permutation, permutation_key, query, key)
+    if circular and permutation is not None and segment_ids is not None:
         inputs.check_slots_contiguous(permutation, segment_ids)
-    scale = _scale(scale, query)
-    if _resolve(implementation) == 'reference':
-        mask = stochastic_mask(
-            permutation, positions, segment_ids, window, is_causal, circular, num_sinks
-        )
-        return reference.masked_attention(
-            query,
-            key,
-            value,
-            masks.with_heads(mask, heads),
-            scale=scale,
-            logits_soft_cap=logits_soft_cap,
-            sink_logits=sink_logits,
-        )
-
-    sink_logits = None if sink_logits is None else sink_logits[None]
-    per_head = permutation.ndim == 3
-    if per_head:
-        # Heads that see other tokens are examples of their own.
-        query, key, value = (blockwise.heads_to_examples(x, kv_heads) for x in (query, key, value))
-        positions, segment_ids = (
-            jnp.repeat(jnp.broadcast_to(x, (batch, length)), kv_heads, axis=0)
-            for x in (positions, segment_ids)
-        )
-        permutation = permutation.reshape(batch * kv_heads, length)
-        if sink_logits is not None:
-            sink_logits = jnp.tile(sink_logits.reshape(kv_heads, -1), (batch, 1))
-    plan = plans.circle if circular else plans.slots
-    plan, block, chunk = plan(permutation, positions, segment_ids, window, is_causal, num_sinks)
-    settings = blockwise.Settings(block, chunk, scale, logits_soft_cap)
-    output, _ = blockwise.blockwise_attention(query, key, value, sink_logits, plan, settings)
-    return blockwise.examples_to_heads(output, kv_heads) if per_head else output
+    return paths.stochastic(
+        query,
+        key,
+        value,
+        permutation,
+        permutation_key,
+        positions,
+        segment_ids,
+        sink_logits,
+        window=int(window),
+        is_causal=is_causal,
+        circular=circular,
+        scale=_scale(scale, query),
+        logits_soft_cap=logits_soft_cap,
+        num_sinks=num_sinks,
+        implementation=paths.resolve(implementation),
+    )
 
 
 def moba_attention(
@@ -261,69 +240,21 @@ def moba_attention(
     inputs.check_count('block_size', block_size, 1)
     inputs.check_count('top_k', top_k, 1)
     _check_options(query, logits_soft_cap, sink_logits, num_sinks)
-    positions, segment_ids = inputs.tokens(positions, segment_ids, query.shape[:2])
-    scale = _scale(scale, query)
-    if _resolve(implementation) == 'reference':
-        mask = moba.mask(query, key, positions, segment_ids, block_size, top_k, num_sinks)
-        return reference.masked_attention(
-            query,
-            key,
-            value,
-            mask,
-            scale=scale,
-            logits_soft_cap=logits_soft_cap,
-            sink_logits=sink_logits,
-        )
-    return moba.attention(
+    _check_tokens(query, positions, segment_ids)
+    return paths.moba(
         query,
         key,
         value,
-        sink_logits,
         positions,
         segment_ids,
-        block_size=block_size,
-        top_k=top_k,
-        num_sinks=num_sinks,
-        scale=scale,
+        sink_logits,
+        block_size=int(block_size),
+        top_k=int(top_k),
+        scale=_scale(scale, query),
         logits_soft_cap=logits_soft_cap,
+        num_sinks=num_sinks,
+        implementation=paths.resolve(implementation),
     )
-
-
-def own_order_mask(
-    query_tokens: tuple[jax.Array, jax.Array],
-    key_tokens: tuple[jax.Array, jax.Array],
-    window: int | None,
-    is_causal: bool,
-    num_sinks: int,
-) -> jax.Array:
-    """Visibility `[B or 1, T, S]` of full (window None) and sliding-window attention."""
-    (query_positions, query_segments), (key_positions, key_segments) = query_tokens, key_tokens
-    mask = masks.same_segment(query_segments, key_segments)
-    if window is not None:
-        near = masks.sliding_window(query_positions, key_positions, window, is_causal)
-        mask &= near | masks.first_tokens(key_segments, num_sinks)
-    return mask & masks.not_later(query_positions, key_positions) if is_causal else mask
-
-
-def stochastic_mask(
-    permutation: jax.Array,
-    positions: jax.Array,
-    segment_ids: jax.Array,
-    window: int,
-    is_causal: bool,
-    circular: bool,
-    num_sinks: int,
-) -> jax.Array:
-    """Visibility `[B or 1, T, T]`, or `[B, K, T, T]`, of stochastic attention."""
-    slot = permutations.inverse_permutation(permutation)
-    mask = masks.stochastic(slot, segment_ids, window, circular)
-    others = masks.same_segment(segment_ids, segment_ids)
-    if is_causal:
-        others &= masks.not_later(positions, positions)
-    sinks = masks.first_tokens(segment_ids, num_sinks)
-    if mask.ndim == 4:
-        others, sinks = others[:, None], sinks[:, None]
-    return (mask | sinks) & others
 
 
 def _in_own_order(
@@ -358,62 +289,55 @@ def _in_own_order(
                 'key_positions, query_segment_ids and key_segment_ids, and neither positions nor '
                 'segment_ids'
             )
-        query_tokens = inputs.tokens(query_positions, query_segment_ids, query_shape, 'query_')
-        key_tokens = inputs.tokens(key_positions, key_segment_ids, key_shape, 'key_')
+        inputs.check_tokens(query_positions, query_segment_ids, query_shape, 'query_')
+        inputs.check_tokens(key_positions, key_segment_ids, key_shape, 'key_')
     elif query_shape != key_shape:
         raise ValueError(
             f'{query_shape[1]} queries and {key_shape[1]} keys: which stand where? Pass '
             'query_positions, key_positions, query_segment_ids and key_segment_ids'
         )
     else:
-        query_tokens = key_tokens = inputs.tokens(positions, segment_ids, query_shape)
-    scale = _scale(scale, query)
-    if _resolve(implementation) == 'reference':
-        mask = own_order_mask(query_tokens, key_tokens, window, is_causal, num_sinks)
-        return reference.masked_attention(
-            query,
-            key,
-            value,
-            masks.with_heads(mask, query.shape[2]),
-            scale=scale,
-            logits_soft_cap=logits_soft_cap,
-            sink_logits=sink_logits,
-        )
-    # Without a window the first tokens are visible as it is.
-    num_sinks = 0 if window is None else num_sinks
-    if is_separate:
-        plan = plans.elsewhere(query_tokens, key_tokens, window, is_causal, num_sinks)
-    elif window is None:
-        plan = plans.everything(query_tokens, is_causal)
-    else:
-        plan = plans.band(query_tokens, window, is_causal, num_sinks)
-    plan, block, chunk = plan
-    settings = blockwise.Settings(block, chunk, scale, logits_soft_cap)
-    sink_logits = None if sink_logits is None else sink_logits[None]
-    return blockwise.blockwise_attention(query, key, value, sink_logits, plan, settings)[0]
+        _check_tokens(query, positions, segment_ids)
+    return paths.own_order(
+        query,
+        key,
+        value,
+        (query_positions, query_segment_ids) if is_separate else (positions, segment_ids),
+        (key_positions, key_segment_ids) if is_separate else None,
+        sink_logits,
+        window=None if window is None else int(window),
+        is_causal=is_causal,
+        scale=_scale(scale, query),
+        logits_soft_cap=logits_soft_cap,
+        # Without a window the first tokens are visible as it is.
+        num_sinks=0 if window is None else num_sinks,
+        implementation=paths.resolve(implementation),
+    )
 
 
-def _permutation(permutation, permutation_key, segment_ids, batch, kv_heads):
-    """The permutation as `[1, T]`, `[B, T]` or `[B, K, T]`."""
+def _check_tokens(query, positions, segment_ids):
+    inputs.check_tokens(positions, segment_ids, query.shape[:2])
+
+
+def _check_draw(permutation, permutation_key, query, key):
+    """Checks that exactly one of the two is given, and its shape."""
     if (permutation is None) == (permutation_key is None):
         given = 'neither' if permutation is None else 'both'
         raise ValueError(
             f'got {given} of permutation and permutation_key; give exactly one: an array of token '
             'indices by slot, or a typed jax.random.key to draw it from'
         )
-    length = segment_ids.shape[1]
-    if permutation is None:
-        inputs.check_key(permutation_key)
-        if permutation_key.shape not in ((), (batch,), (batch, kv_heads)):
-            raise ValueError(
-                f'permutation_key has shape {permutation_key.shape}; expected (), ({batch},) for a '
-                f'draw per example or ({batch}, {kv_heads}) for one per key/value head'
-            )
-        permutation = permutations.draw_permutation(permutation_key, segment_ids=segment_ids)
-    else:
+    batch, length, _, _ = query.shape
+    kv_heads = key.shape[2]
+    if permutation is not None:
         inputs.check_permutation(permutation, batch, length, kv_heads)
-        permutation = permutation.astype(jnp.int32)
-    return permutation[None] if permutation.ndim == 1 else permutation
+        return
+    inputs.check_key(permutation_key)
+    if permutation_key.shape not in ((), (batch,), (batch, kv_heads)):
+        raise ValueError(
+            f'permutation_key has shape {permutation_key.shape}; expected (), ({batch},) for a '
+            f'draw per example or ({batch}, {kv_heads}) for one per key/value head'
+        )
 
 
 def _check_options(query, logits_soft_cap, sink_logits, num_sinks):
@@ -424,15 +348,3 @@ def _check_options(query, logits_soft_cap, sink_logits, num_sinks):
 
 def _scale(scale, query):
     return query.shape[-1] ** -0.5 if scale is None else float(scale)
-
-
-def _resolve(implementation: str | None) -> str:
-    """The implementation to run: the one place where a path is picked."""
-    if implementation is None:
-        return 'xla'
-    if implementation not in IMPLEMENTATIONS:
-        raise ValueError(
-            f'implementation={implementation!r}; expected None or one of '
-            f'{", ".join(map(repr, IMPLEMENTATIONS))}'
-        )
-    return implementation

@@ -77,13 +77,13 @@ def check_key(key: jax.Array) -> None:
         )
 
 
-def tokens(
+def check_tokens(
     positions: jax.Array | None,
     segment_ids: jax.Array | None,
     shape: tuple[int, int],
     prefix: str = '',
-) -> tuple[jax.Array, jax.Array]:
-    """Positions and segment ids as int32 `[B or 1, T]`, defaults filled in.
+) -> None:
+    """Checks positions and segment ids `[B, T]`.
 
     Raises:
       ValueError: other shapes; outside jit also negative or scattered segment ids, and positions
@@ -96,14 +96,21 @@ def tokens(
             raise ValueError(f'{name} has shape {x.shape}; expected [batch, length] = {shape}')
         if not jnp.issubdtype(x.dtype, jnp.integer):
             raise TypeError(f'{name} has dtype {x.dtype}; expected integers')
-    if segment_ids is None:
-        segment_ids = not_folded(jnp.ones((1, shape[1]), jnp.int32))
-    elif is_concrete(segment_ids):
+    if segment_ids is not None and is_concrete(segment_ids):
         _check_segments(np.asarray(segment_ids), prefix)
+    if positions is not None and is_concrete(positions, segment_ids):
+        segments = np.ones(shape, int) if segment_ids is None else np.asarray(segment_ids)
+        _check_positions(np.asarray(positions), segments, prefix)
+
+
+def tokens(
+    positions: jax.Array | None, segment_ids: jax.Array | None, length: int
+) -> tuple[jax.Array, jax.Array]:
+    """Positions and segment ids as int32 `[B or 1, T]`: by default the index, and one segment."""
+    if segment_ids is None:
+        segment_ids = not_folded(jnp.ones((1, length), jnp.int32))
     if positions is None:
-        positions = not_folded(jnp.arange(shape[1], dtype=jnp.int32)[None])
-    elif is_concrete(positions, segment_ids):
-        _check_positions(np.asarray(positions), np.asarray(segment_ids), prefix)
+        positions = not_folded(jnp.arange(length, dtype=jnp.int32)[None])
     return positions.astype(jnp.int32), segment_ids.astype(jnp.int32)
 
 

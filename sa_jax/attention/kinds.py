@@ -28,8 +28,8 @@ def _full(query, key, value, context, **options):
 
 
 def _full_mask(query, key, context, *, num_sinks=0, **_):
-    tokens = inputs.tokens(context.positions, context.segment_ids, query.shape[:2])
-    mask = functions.own_order_mask(tokens, tokens, None, context.is_causal, num_sinks)
+    tokens = inputs.tokens(context.positions, context.segment_ids, query.shape[1])
+    mask = masks.own_order(tokens, tokens, None, context.is_causal, num_sinks)
     return masks.with_heads(mask, query.shape[2])
 
 
@@ -38,8 +38,8 @@ def _sliding_window(query, key, value, context, **options):
 
 
 def _sliding_window_mask(query, key, context, *, window, num_sinks=0, **_):
-    tokens = inputs.tokens(context.positions, context.segment_ids, query.shape[:2])
-    mask = functions.own_order_mask(tokens, tokens, window, context.is_causal, num_sinks)
+    tokens = inputs.tokens(context.positions, context.segment_ids, query.shape[1])
+    mask = masks.own_order(tokens, tokens, window, context.is_causal, num_sinks)
     return masks.with_heads(mask, query.shape[2])
 
 
@@ -50,9 +50,9 @@ def _stochastic(query, key, value, context, **options):
 
 
 def _stochastic_mask(query, key, context, *, window, circular=False, num_sinks=0, **_):
-    positions, segment_ids = inputs.tokens(context.positions, context.segment_ids, query.shape[:2])
+    positions, segment_ids = inputs.tokens(context.positions, context.segment_ids, query.shape[1])
     permutation = permutations.draw_permutation(_key(context), segment_ids=segment_ids)
-    mask = functions.stochastic_mask(
+    mask = masks.stochastic(
         permutation, positions, segment_ids, window, context.is_causal, circular, num_sinks
     )
     return masks.with_heads(mask, query.shape[2])
@@ -63,7 +63,7 @@ def _moba(query, key, value, context, **options):
 
 
 def _moba_mask(query, key, context, *, block_size, top_k, num_sinks=0, **_):
-    tokens = inputs.tokens(context.positions, context.segment_ids, query.shape[:2])
+    tokens = inputs.tokens(context.positions, context.segment_ids, query.shape[1])
     return moba.mask(query, key, *tokens, block_size, top_k, num_sinks)
 
 

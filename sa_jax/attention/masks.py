@@ -36,7 +36,7 @@ def sliding_window(
     return (-ahead <= distance) & (distance <= back)
 
 
-def stochastic(slot: jax.Array, segment_ids: jax.Array, window: int, circular: bool) -> jax.Array:
+def in_slots(slot: jax.Array, segment_ids: jax.Array, window: int, circular: bool) -> jax.Array:
     """A window in slots (paper, section 3), before causality.
 
     Args:
@@ -63,7 +63,7 @@ def first_tokens(segment_ids: jax.Array, count: int) -> jax.Array:
     return (permutations.segment_rank(segment_ids) < count)[:, None, :]
 
 
-def moba(chosen: jax.Array, block: jax.Array) -> jax.Array:
+def in_blocks(chosen: jax.Array, block: jax.Array) -> jax.Array:
     """Key j lies in a block that query i chose.
 
     Args:
@@ -75,6 +75,43 @@ def moba(chosen: jax.Array, block: jax.Array) -> jax.Array:
     """
     chosen = jnp.moveaxis(chosen, 2, 1)[:, :, :, None, :]
     return (chosen == block[:, None, None, :, None]).any(-1)
+
+
+def own_order(
+    query_tokens: tuple[jax.Array, jax.Array],
+    key_tokens: tuple[jax.Array, jax.Array],
+    window: int | None,
+    is_causal: bool,
+    num_sinks: int,
+) -> jax.Array:
+    """Visibility `[B or 1, T, S]` of full (window None) and sliding-window attention."""
+    (query_positions, query_segments), (key_positions, key_segments) = query_tokens, key_tokens
+    mask = same_segment(query_segments, key_segments)
+    if window is not None:
+        near = sliding_window(query_positions, key_positions, window, is_causal)
+        mask &= near | first_tokens(key_segments, num_sinks)
+    return mask & not_later(query_positions, key_positions) if is_causal else mask
+
+
+def stochastic(
+    permutation: jax.Array,
+    positions: jax.Array,
+    segment_ids: jax.Array,
+    window: int,
+    is_causal: bool,
+    circular: bool,
+    num_sinks: int,
+) -> jax.Array:
+    """Visibility `[B or 1, T, T]`, or `[B, K, T, T]`, of stochastic attention."""
+    slot = permutations.inverse_permutation(permutation)
+    mask = in_slots(slot, segment_ids, window, circular)
+    others = same_segment(segment_ids, segment_ids)
+    if is_causal:
+        others &= not_later(positions, positions)
+    sinks = first_tokens(segment_ids, num_sinks)
+    if mask.ndim == 4:
+        others, sinks = others[:, None], sinks[:, None]
+    return (mask | sinks) & others
 
 
 def with_heads(mask: jax.Array, heads: int) -> jax.Array:

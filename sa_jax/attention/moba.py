@@ -64,7 +64,7 @@ def mask(
     scores = jnp.where(is_past[:, :, None], scores, -jnp.inf)
     scores = jnp.where(is_own[:, :, None], jnp.inf, scores)
     best, chosen = lax.top_k(lax.stop_gradient(scores), min(top_k, length))
-    visible = masks.moba(jnp.where(best == -jnp.inf, -1, chosen), number)
+    visible = masks.in_blocks(jnp.where(best == -jnp.inf, -1, chosen), number)
     others = masks.same_segment(segment_ids, segment_ids) & masks.not_later(positions, positions)
     sinks = masks.first_tokens(segment_ids, num_sinks)
     return (visible | sinks[:, None]) & others[:, None]

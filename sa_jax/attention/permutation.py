@@ -39,25 +39,32 @@ def draw_permutation(
         )
     if segment_ids is None:
         segment_ids = jnp.ones((length,), jnp.int32)
-    segment_ids, key = inputs.not_folded((segment_ids, key))
-    if key.ndim == 0:
-        # The bits are drawn once and shared by every example.
-        draw = functools.partial(_draw, key)
-        for _ in range(segment_ids.ndim - 1):
-            draw = jax.vmap(draw)
-        return draw(segment_ids)
-    if segment_ids.ndim == 1 or segment_ids.shape[0] == 1:
-        segment_ids = jnp.broadcast_to(segment_ids, (key.shape[0], segment_ids.shape[-1]))
-    if segment_ids.shape[0] != key.shape[0]:
+    if key.ndim and segment_ids.ndim == 1:
+        segment_ids = segment_ids[None]
+    if key.ndim and segment_ids.shape[0] not in (1, key.shape[0]):
         raise ValueError(
             f'got keys for {key.shape[0]} examples and segment_ids {segment_ids.shape}; expected '
             'one key per example: fold the example ids into one key with jax.vmap'
         )
-    draw = _draw if key.ndim == 1 else jax.vmap(_draw, in_axes=(0, None))
+    return _draw(key, segment_ids)
+
+
+@jax.jit
+def _draw(key: jax.Array, segment_ids: jax.Array) -> jax.Array:
+    """Permutations for keys `[]`, `[B]` or `[B, K]` and segment ids `[T]`, `[1, T]` or `[B, T]`."""
+    segment_ids, key = inputs.not_folded((segment_ids, key))
+    if key.ndim == 0:
+        # The bits are drawn once and shared by every example.
+        draw = functools.partial(_draw_one, key)
+        for _ in range(segment_ids.ndim - 1):
+            draw = jax.vmap(draw)
+        return draw(segment_ids)
+    segment_ids = jnp.broadcast_to(segment_ids, (key.shape[0], segment_ids.shape[-1]))
+    draw = _draw_one if key.ndim == 1 else jax.vmap(_draw_one, in_axes=(0, None))
     return jax.vmap(draw)(key, segment_ids)
 
 
-def _draw(key: jax.Array, segment_ids: jax.Array) -> jax.Array:
+def _draw_one(key: jax.Array, segment_ids: jax.Array) -> jax.Array:
     """One permutation for `segment_ids` `[T]`."""
     (length,) = segment_ids.shape
     index = jnp.arange(length, dtype=jnp.int32)

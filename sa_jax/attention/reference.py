@@ -9,10 +9,10 @@ def masked_attention(
     key: jax.Array,
     value: jax.Array,
     mask: jax.Array,
+    sink_logits: jax.Array | None = None,
     *,
     scale: float,
     logits_soft_cap: float | None = None,
-    sink_logits: jax.Array | None = None,
 ) -> jax.Array:
     """Attention of each query to the keys that `mask` shows it.
 
@@ -21,9 +21,9 @@ def masked_attention(
       key: `[B, S, K, H]`, K dividing N.
       value: `[B, S, K, H]`.
       mask: boolean, broadcastable to `[B, N, T, S]`. A row without keys gives zeros.
+      sink_logits: `[N]`, a logit per head in the denominator only, as in gpt-oss.
       scale: factor of the logits.
       logits_soft_cap: c in c·tanh(logits / c), as in Gemma 2.
-      sink_logits: `[N]`, a logit per head in the denominator only, as in gpt-oss.
 
     Returns:
       `[B, T, N, H]` in query's dtype.

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from sa_jax.attention import functions, permutation
+from sa_jax.attention import masks, permutation
 
 POSITIONS = np.array([[0, 1, 3, 4, 9, 0, 2, 3, 5, 0, 1]])
 SEGMENTS = np.array([[4, 4, 4, 4, 4, 2, 2, 2, 2, 0, 0]])
@@ -42,7 +42,7 @@ def test_own_order(window, is_causal, num_sinks):
         return -((window - 1) // 2) <= distance <= window // 2
 
     tokens = (POSITIONS, SEGMENTS)
-    mask = functions.own_order_mask(tokens, tokens, window, is_causal, num_sinks)
+    mask = masks.own_order(tokens, tokens, window, is_causal, num_sinks)
     np.testing.assert_array_equal(mask[0], pairs(visible))
 
 
@@ -68,7 +68,7 @@ def test_stochastic(window, is_causal, circular, num_sinks):
         distance %= length
         return distance <= back or length - distance <= ahead
 
-    mask = functions.stochastic_mask(
+    mask = masks.stochastic(
         order[None], POSITIONS, SEGMENTS, window, is_causal, circular, num_sinks
     )
     np.testing.assert_array_equal(mask[0], pairs(visible))
@@ -79,7 +79,7 @@ def test_circular_windows_hold_each_key_once(window):
     order = np.random.default_rng(0).permutation(9)[None]
     ones = np.ones((1, 9), int)
     index = np.arange(9)[None]
-    mask = functions.stochastic_mask(order, index, ones, window, False, True, 0)
+    mask = masks.stochastic(order, index, ones, window, False, True, 0)
     np.testing.assert_array_equal(mask.sum(-1), min(window, 9))
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sa_jax import effective_window
-from sa_jax.attention import functions, moba
+from sa_jax.attention import masks, moba
 
 INDEX, ONES = np.arange(6)[None], np.ones((1, 6), int)
 
@@ -19,12 +19,12 @@ INDEX, ONES = np.arange(6)[None], np.ones((1, 6), int)
 def test_windows_are_the_masks_means(window, is_causal, num_sinks):
     options = {'is_causal': is_causal, 'num_sinks': num_sinks}
     tokens = (INDEX, ONES)
-    mask = functions.own_order_mask(tokens, tokens, window, **options)
+    mask = masks.own_order(tokens, tokens, window, **options)
     found = effective_window('sliding_window', 6, window=window, **options)
     assert found == pytest.approx(np.asarray(mask).sum() / 6)
     orders = np.array(list(itertools.permutations(range(6))))
     for circular in (False, True):
-        mask = functions.stochastic_mask(orders, INDEX, ONES, window, circular=circular, **options)
+        mask = masks.stochastic(orders, INDEX, ONES, window, circular=circular, **options)
         found = effective_window('stochastic', 6, window=window, circular=circular, **options)
         assert found == pytest.approx(np.asarray(mask).mean(0).sum() / 6)
 
