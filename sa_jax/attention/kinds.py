@@ -2,7 +2,7 @@
 
 import jax
 
-from sa_jax.attention import functions, inputs, masks, moba, window
+from sa_jax.attention import functions, masks, moba, window
 from sa_jax.attention import permutation as permutations
 from sa_jax.attention.registry import AttentionContext, register_attention
 
@@ -28,7 +28,7 @@ def _full(query, key, value, context, **options):
 
 
 def _full_mask(query, key, context, *, num_sinks=0, **_):
-    tokens = inputs.tokens(context.positions, context.segment_ids, query.shape[1])
+    tokens = context.tokens(query)
     mask = masks.own_order(tokens, tokens, None, context.is_causal, num_sinks)
     return masks.with_heads(mask, query.shape[2])
 
@@ -38,7 +38,7 @@ def _sliding_window(query, key, value, context, **options):
 
 
 def _sliding_window_mask(query, key, context, *, window, num_sinks=0, **_):
-    tokens = inputs.tokens(context.positions, context.segment_ids, query.shape[1])
+    tokens = context.tokens(query)
     mask = masks.own_order(tokens, tokens, window, context.is_causal, num_sinks)
     return masks.with_heads(mask, query.shape[2])
 
@@ -50,7 +50,7 @@ def _stochastic(query, key, value, context, **options):
 
 
 def _stochastic_mask(query, key, context, *, window, circular=False, num_sinks=0, **_):
-    positions, segment_ids = inputs.tokens(context.positions, context.segment_ids, query.shape[1])
+    positions, segment_ids = context.tokens(query)
     permutation = permutations.draw_permutation(_key(context), segment_ids=segment_ids)
     mask = masks.stochastic(
         permutation, positions, segment_ids, window, context.is_causal, circular, num_sinks
@@ -63,7 +63,7 @@ def _moba(query, key, value, context, **options):
 
 
 def _moba_mask(query, key, context, *, block_size, top_k, num_sinks=0, **_):
-    tokens = inputs.tokens(context.positions, context.segment_ids, query.shape[1])
+    tokens = context.tokens(query)
     return moba.mask(query, key, *tokens, block_size, top_k, num_sinks)
 
 

@@ -11,6 +11,9 @@ import functools
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
+
+from sa_jax.attention import inputs
 
 ENTRY_POINT_GROUP = 'sa_jax.attention'
 
@@ -38,6 +41,13 @@ class AttentionContext:
     key: jax.Array | None = None
     layer: jax.Array | int = 0
     is_causal: bool = True
+
+    def tokens(self, query: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Positions and segment ids, int32 `[B, T]`, with the defaults for a query filled in."""
+        shape = query.shape[:2]
+        inputs.check_tokens(self.positions, self.segment_ids, shape)
+        tokens = inputs.tokens(self.positions, self.segment_ids, shape[1])
+        return tuple(jnp.broadcast_to(x, shape) for x in tokens)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +110,11 @@ def get_attention(name: str) -> AttentionKind:
             raise TypeError(
                 f'the entry point {name!r} of {ENTRY_POINT_GROUP!r} gives {type(kind).__name__}; '
                 'expected an AttentionKind, as register_attention returns it'
+            )
+        if kind.name != name:
+            raise ValueError(
+                f'the entry point {name!r} of {ENTRY_POINT_GROUP!r} gives the attention '
+                f'{kind.name!r}; expected one name for both'
             )
         return _KINDS.setdefault(name, kind)
     known = sorted({*_KINDS, *found})

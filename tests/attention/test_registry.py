@@ -42,6 +42,9 @@ def test_entry_points(monkeypatch):
     monkeypatch.setattr('importlib.metadata.entry_points', lambda group: [Point()])
     assert get_attention('outside').function is identity
     assert get_attention('outside') is Point.loaded
+    Point.name = 'other'
+    with pytest.raises(ValueError, match='expected one name'):
+        get_attention('other')
     Point.name, Point.loaded = 'broken', identity
     with pytest.raises(TypeError, match='expected an AttentionKind'):
         get_attention('broken')
