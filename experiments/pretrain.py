@@ -34,6 +34,8 @@ def main(argv: list[str]) -> None:
     """Runs the experiment the flags describe."""
     if len(argv) > 1:
         raise app.UsageError(f'Unexpected arguments: {" ".join(argv[1:])}')
+    # Below warnings, Orbax reports every file it writes.
+    logging.set_verbosity(logging.WARNING)
     if _MULTI_HOST.value:
         jax.distributed.initialize()
     config = _CONFIG.value.lock()
@@ -55,6 +57,4 @@ def main(argv: list[str]) -> None:
 
 if __name__ == '__main__':
     flags.mark_flag_as_required('config')
-    # Orbax reports every file it writes.
-    flags.FLAGS.set_default('verbosity', logging.WARNING)
     app.run(main, flags_parser=parse_flags)

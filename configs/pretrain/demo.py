@@ -2,6 +2,9 @@
 
     python -m experiments.pretrain --config=configs/pretrain/demo.py --workdir=runs/demo
 
+Expected on two CPU cores, 1.5M parameters after 1.5M tokens: a held-out perplexity of 93.5, where a
+unigram model has 721.5 and an interpolated bigram model 94.2 on the same 164,396 tokens.
+
 Variants, as in --config=configs/pretrain/demo.py:full: 'full', 'swa', 'sa', 'sa_swa' (default).
 """
 
@@ -45,24 +48,24 @@ def get_config(variant: str = 'sa_swa') -> ConfigDict:
     data.sequence_length = 512  # tokens
     data.packing = 'concat'  # documents run on from row to row
     data.cross_document_attention = False  # whether a token sees earlier documents of its row
-    data.virtual_shards = 4  # packing iterators; the processes' number divides it
+    data.virtual_shards = 2  # packing iterators; the processes' number divides it
     data.tokenizer = ConfigDict()
     data.tokenizer.kind = 'bpe'  # trained on the training split
     data.tokenizer.vocab_size = 4096  # tokens
     data.tokenizer.path = ''  # for kind 'file'
 
     config.training = training = ConfigDict()
-    training.steps = 700  # optimizer steps
-    training.batch_size = 4  # rows over all devices and microbatches
+    training.steps = 1500  # optimizer steps
+    training.batch_size = 2  # rows over all devices and microbatches
     training.gradient_accumulation = 1  # microbatches a step
-    training.log_every = 10  # steps
-    training.checkpoint_every = 200  # steps
+    training.log_every = 20  # steps
+    training.checkpoint_every = 500  # steps
     training.keep_checkpoints = 2  # the latest ones
 
     config.optimizer = optimizer = ConfigDict()
-    optimizer.learning_rate = 6e-3  # at the peak
+    optimizer.learning_rate = 4e-3  # at the peak
     optimizer.schedule = 'cosine'  # or 'wsd'
-    optimizer.warmup_steps = 50  # steps
+    optimizer.warmup_steps = 100  # steps
     optimizer.final_fraction = 0.05  # of the peak, at the last step
     optimizer.beta1 = 0.9
     optimizer.beta2 = 0.95
@@ -76,7 +79,7 @@ def get_config(variant: str = 'sa_swa') -> ConfigDict:
     mesh.tensor = 1  # devices that share heads, feed-forward and vocabulary
 
     config.evaluation = evaluation = ConfigDict()
-    evaluation.every = 350  # steps; 0 for at the end only
+    evaluation.every = 750  # steps; 0 for at the end only
     evaluation.batches = 0  # held-out batches; 0 for the whole split
     evaluation.permutation_draws = 3  # fixed permutation keys at the end
 
