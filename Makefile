@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 # Exact versions for the Python versions that are tested; others get what setup.cfg allows.
 CONSTRAINTS := $(wildcard constraints/python$(VERSION).txt)
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check \
+INSTALL := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check \
 	$(addprefix --constraint ,$(CONSTRAINTS)) --editable
 SOURCES := sa_jax experiments configs tests
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sa_jax.attention import reference
+from sa_jax.attention.permutation import segment_rank
 from sa_jax.attention.registry import AttentionContext, AttentionKind, get_attention
 
 _HEADS, _KV_HEADS, _HEAD_DIM = 4, 2, 8
@@ -83,10 +84,8 @@ class _Suite:
             for key, shape in zip(keys, shapes, strict=True)
         )
 
-    def context(self, segment_ids=None, seed=0):
-        return AttentionContext(
-            segment_ids=segment_ids, key=jax.random.fold_in(jax.random.key(self.seed), seed)
-        )
+    def context(self, segment_ids=None, positions=None):
+        return AttentionContext(positions, segment_ids, jax.random.key(self.seed))
 
     def run(self, inputs, context=None):
         context = self.context() if context is None else context
@@ -145,20 +144,20 @@ class _Suite:
             self.expect_zero(difference, f'change up to token {token} when later ones change')
 
     def packed(self):
-        """Two documents and padding in one row: inputs, segment ids and the documents' slices."""
+        """Two documents and padding in one row: inputs, context and the documents' slices."""
         numbers = [number for number, length in _SEGMENTS for _ in range(length)]
         segment_ids = jnp.asarray([numbers + [0] * 7], jnp.int32)
         inputs = self.inputs(1, segment_ids.shape[1])
+        context = self.context(segment_ids, segment_rank(segment_ids))
         starts = np.cumsum([0, *(length for _, length in _SEGMENTS)])
         slices = [slice(a, b) for a, b in itertools.pairwise(starts)]
-        return inputs, segment_ids, slices
+        return inputs, context, slices
 
     def padding(self):
         """Padding queries give zeros, and NaN in padding reaches neither outputs nor gradients."""
-        inputs, segment_ids, _ = self.packed()
-        context = self.context(segment_ids)
+        inputs, context, _ = self.packed()
         expected = self.run(inputs, context)
-        is_padding = (segment_ids == 0)[..., None, None]
+        is_padding = (context.segment_ids == 0)[..., None, None]
         self.expect_zero(jnp.where(is_padding, expected, 0), 'outputs of padding queries')
         broken = tuple(jnp.where(is_padding, jnp.nan, x) for x in inputs)
         self.expect_close(self.run(broken, context), expected, 'NaN in padding', 0)
@@ -174,8 +173,8 @@ class _Suite:
 
     def packing(self):
         """A document's result is the same alone, padded, and packed behind another."""
-        inputs, segment_ids, slices = self.packed()
-        packed = self.run(inputs, self.context(segment_ids))
+        inputs, context, slices = self.packed()
+        packed = self.run(inputs, context)
         for part in slices:
             alone = tuple(x[:, part] for x in inputs)
             length = part.stop - part.start
@@ -223,8 +222,8 @@ class _Suite:
         """Values and gradients equal dense attention under the kind's mask."""
         shared = ('logits_soft_cap', 'sink_logits')
         logits = {name: self.options[name] for name in shared if name in self.options}
-        packed, segment_ids, _ = self.packed()
-        cases = [(packed, self.context(segment_ids)), (self.inputs(2, 61), self.context())]
+        packed, context, _ = self.packed()
+        cases = [(packed, context), (self.inputs(2, 61), self.context())]
 
         def fast(inputs, context):
             return self.function(*inputs, context)

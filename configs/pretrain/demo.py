@@ -55,7 +55,7 @@ def get_config(variant: str = 'sa_swa') -> ConfigDict:
     data.tokenizer.path = ''  # for kind 'file'
 
     config.training = training = ConfigDict()
-    training.steps = 1500  # optimizer steps
+    training.steps = 1700  # optimizer steps
     training.batch_size = 2  # rows over all devices and microbatches
     training.gradient_accumulation = 1  # microbatches a step
     training.log_every = 20  # steps
@@ -79,7 +79,7 @@ def get_config(variant: str = 'sa_swa') -> ConfigDict:
     mesh.tensor = 1  # devices that share heads, feed-forward and vocabulary
 
     config.evaluation = evaluation = ConfigDict()
-    evaluation.every = 750  # steps; 0 for at the end only
+    evaluation.every = 850  # steps; 0 for at the end only
     evaluation.batches = 0  # held-out batches; 0 for the whole split
     evaluation.permutation_draws = 3  # fixed permutation keys at the end
 

@@ -35,7 +35,8 @@ def effective_window(
       circular: for 'stochastic'.
       block_size: for 'moba'.
       top_k: for 'moba'.
-      num_sinks: first tokens that are always visible.
+      num_sinks: first tokens that are always visible; not counted for 'moba', whose chosen blocks
+        may hold them.
 
     Returns:
       Keys per query, itself included.
@@ -64,7 +65,7 @@ def effective_window(
             raise ValueError('is_causal=False; MoBA is only defined causally')
         if nominal:
             return float(block_size * top_k)
-        return _moba(n, block_size, top_k, num_sinks) / n
+        return _moba(n, block_size, top_k) / n
     raise ValueError(f'unknown kind {kind!r}; expected full, sliding_window, stochastic or moba')
 
 
@@ -97,9 +98,8 @@ def _stochastic(n, window, is_causal, circular, num_sinks):
     return n + to_sinks + likely * others
 
 
-def _moba(n, block_size, top_k, num_sinks):
-    """Pairs in the chosen blocks; where sinks lie outside them depends on the data: not counted."""
-    del num_sinks
+def _moba(n, block_size, top_k):
+    """Visible pairs: min(past, top_k - 1) whole blocks and the own one up to the query."""
     index = np.arange(n)
     past = np.minimum(index // block_size, top_k - 1) * block_size
     return int((past + index % block_size + 1).sum())

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import jax
 import numpy as np
-import optax
+from absl import logging
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
@@ -114,8 +114,14 @@ def build_program(config: ConfigDict, devices: Sequence[jax.Device] | None = Non
       ValueError: if a field is out of range or sizes don't divide.
     """
     model_config = DecoderConfig.from_config_dict(config.model)
-    mesh = make_mesh(**config.mesh, devices=devices)
-    _check_batch(config, mesh)
+    _check_counts(config)
+    mesh = make_mesh(**config.mesh, devices=_usable(devices, config))
+    check_divisible(
+        'The rows of a microbatch, training.batch_size / training.gradient_accumulation,',
+        _microbatch(config),
+        'batch',
+        mesh,
+    )
     # On one device there is nothing to partition.
     model_mesh = mesh if mesh.size > 1 else None
 
@@ -126,7 +132,7 @@ def build_program(config: ConfigDict, devices: Sequence[jax.Device] | None = Non
         return nnx.to_pure_dict(nnx.state(create(key)))
 
     key = jax.random.key(config.seed)
-    graph, abstract_params = nnx.split(nnx.eval_shape(create, key))
+    graph, _ = nnx.split(nnx.eval_shape(create, key))
 
     def forward(params, batch, key):
         output = nnx.merge(graph, params)(
@@ -144,16 +150,8 @@ def build_program(config: ConfigDict, devices: Sequence[jax.Device] | None = Non
     init = functools.partial(init_state, init_params=init_params, optimizer=optimizer)
     abstract_state = jax.eval_shape(init, key)
     replicated = NamedSharding(mesh, PartitionSpec())
-    params_shardings = nnx.to_pure_dict(parameter_shardings(abstract_params, mesh))
     # The moments lie where their parameters do.
-    opt_shardings = optax.tree_map_params(
-        optimizer,
-        lambda _, sharding: sharding,
-        abstract_state.opt_state,
-        params_shardings,
-        transform_non_params=lambda _: replicated,
-    )
-    shardings = TrainState(params_shardings, opt_shardings, step=replicated, key=replicated)
+    shardings = parameter_shardings(abstract_state, mesh)
     step = functools.partial(
         train_step,
         forward=forward,
@@ -182,7 +180,26 @@ def _microbatch(config: ConfigDict) -> int:
     return config.training.batch_size // config.training.gradient_accumulation
 
 
-def _check_batch(config: ConfigDict, mesh: Mesh) -> None:
+def _usable(devices: Sequence[jax.Device] | None, config: ConfigDict) -> list[jax.Device]:
+    """The devices that an open data axis can use: each needs as many rows of a microbatch."""
+    devices = list(jax.devices() if devices is None else devices)
+    mesh, rows = config.mesh, _microbatch(config)
+    others = mesh.fsdp * mesh.tensor
+    if mesh.data != -1 or others < 1 or jax.process_count() > 1:
+        return devices
+    counts = range(len(devices) // others, 0, -1)
+    count = next((c * others for c in counts if rows % (c * mesh.fsdp) == 0), len(devices))
+    if count < len(devices):
+        logging.warning(
+            'Using %d of %d devices: more do not divide the %d rows of a microbatch.',
+            count,
+            len(devices),
+            rows,
+        )
+    return devices[:count]
+
+
+def _check_counts(config: ConfigDict) -> None:
     training = config.training
     for name in ('steps', 'batch_size', 'gradient_accumulation', 'log_every', 'checkpoint_every'):
         if training[name] < 1:
@@ -198,9 +215,3 @@ def _check_batch(config: ConfigDict, mesh: Mesh) -> None:
                 f'training.batch_size is {training.batch_size}; expected a multiple of {name} '
                 f'= {parts}.'
             )
-    check_divisible(
-        'The rows of a microbatch, training.batch_size / training.gradient_accumulation,',
-        _microbatch(config),
-        'batch',
-        mesh,
-    )

@@ -4,7 +4,6 @@ import collections
 import contextlib
 import dataclasses
 import json
-import math
 import signal
 import sys
 from collections.abc import Sequence
@@ -227,7 +226,7 @@ class _Loop:
         record = {
             'step': step,
             'loss': float(metrics['loss']),
-            'perplexity': math.exp(metrics['loss']),
+            'perplexity': float(np.exp(np.float64(metrics['loss']))),
             'grad_norm': float(metrics['grad_norm']),
             'learning_rate': float(metrics['learning_rate']),
             'tokens': int(metrics['tokens']),
