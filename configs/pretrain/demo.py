@@ -2,8 +2,8 @@
 
     python -m experiments.pretrain --config=configs/pretrain/demo.py --workdir=runs/demo
 
-Expected on two CPU cores, 1.5M parameters after 1.7M tokens: a held-out perplexity of about 90, where a
-unigram model has 721.5 and an interpolated bigram model 94.2 on the same 164,396 tokens.
+Expected on two CPU cores, 1.5M parameters after 1.7M tokens: a held-out perplexity of about 90,
+where a unigram model has 721.5 and an interpolated bigram model 94.2 on the same 164,396 tokens.
 
 Variants, as in --config=configs/pretrain/demo.py:full: 'full', 'swa', 'sa', 'sa_swa' (default).
 """
