@@ -103,4 +103,7 @@ def get_config(variant: str = 'sa_swa') -> ConfigDict:
     evaluation.every = 1000  # Steps.
     evaluation.batches = 16  # Batches of held-out text per evaluation.
     evaluation.permutation_draws = 4  # Sets of permutations evaluated, for the spread.
+
+    config.logging = ConfigDict()
+    config.logging.wandb_project = ''  # Weights & Biases project; empty for none.
     return config

@@ -87,7 +87,7 @@ def finish(run: Run, workdir: Path) -> Summary | None:
     files |= {
         'Metrics': workdir / 'metrics.jsonl',
         'Result': workdir / 'result.json',
-        'Checkpoint': run.checkpoint,
+        'Checkpoint': workdir / 'checkpoints' / run.checkpoint.name,
     }
     return Summary(figures, text, files)
 

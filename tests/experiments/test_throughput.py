@@ -1,0 +1,48 @@
+"""The throughput experiment on two steps of a tiny model."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CONFIG = """
+import sys
+sys.path.insert(0, {folder!r})
+import tiny_config
+
+def get_config(variant):
+    config = tiny_config.get_config(variant)
+    config.data.path = {data!r}
+    return config
+"""
+
+
+@pytest.mark.slow
+def test_throughput(tmp_path):
+    for split in ('train', 'validation'):
+        (tmp_path / 'data' / split).mkdir(parents=True)
+        for index in range(12):
+            text = ' '.join(f'word {index}' for _ in range(60))
+            (tmp_path / 'data' / split / f'{index}.txt').write_text(text)
+    config = tmp_path / 'config.py'
+    folder = str(ROOT / 'tests' / 'training')
+    config.write_text(CONFIG.format(folder=folder, data=str(tmp_path / 'data')))
+    command = [sys.executable, '-m', 'experiments.throughput', '--variants=swa,sa_swa']
+    command += [f'--config={config}', f'--workdir={tmp_path / "out"}', '--rounds=1', '--steps=2']
+    environment = os.environ | {'XLA_FLAGS': ''}
+    done = subprocess.run(
+        [*command, f'--data_dir={tmp_path / "cache"}'],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert '| sa_swa |' in done.stdout
+    figures = json.loads((tmp_path / 'out' / 'result.json').read_text())['figures']['tokens_per_s']
+    assert all(0 < x['least'] <= x['median'] <= x['most'] for x in figures.values())
