@@ -199,6 +199,20 @@ def test_errors_come_before_compilation(tiny, train, tmp_path, monkeypatch, chan
     assert not (tmp_path / 'run').exists()
 
 
+@pytest.mark.slow
+def test_eight_devices_agree_with_one_on_the_fast_path(tiny, train, tmp_path):
+    fast = {
+        f'model__attention_options__{name}__implementation': 'xla'
+        for name in ('stochastic', 'sliding_window')
+    }
+    mesh = {'mesh__data': 2, 'mesh__fsdp': 2, 'mesh__tensor': 2}
+    train(tiny(**fast), tmp_path / 'one')
+    train(tiny(**fast, **mesh), tmp_path / 'eight', devices=None)
+    one, eight = ([x['loss'] for x in records(tmp_path / name)] for name in ('one', 'eight'))
+    assert len(one) == 20
+    np.testing.assert_allclose(eight, one, rtol=1e-5)
+
+
 def test_eight_devices_agree_with_one(reference, uninterrupted, tiny, train, tmp_path):
     mesh = {'mesh__data': 2, 'mesh__fsdp': 2, 'mesh__tensor': 2}
     eight = train(tiny(**mesh), tmp_path, devices=None)
