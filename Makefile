@@ -38,7 +38,7 @@ clean:
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo 'sa_jax needs Python 3.11 or newer, found $(VERSION): make PYTHON=python3.12 …'; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
 $(VENV)/train.stamp: setup.cfg $(CONSTRAINTS) | $(VENV)/bin/python
 	@echo 'Installing the training environment into $(VENV) …'

@@ -246,8 +246,9 @@ def _backward(settings, query, key, value, sink_logits, plan, output, lse, gradi
         None if sink_logits is None else jnp.zeros((batch, *sink_logits.shape[1:]), jnp.float32),
     )
     (dk, dv, dsinks), dq = lax.scan(block, start, jnp.arange(lanes.blocks))
-    dk, dv = (lanes.keys_to_tokens(x).astype(key.dtype) for x in (dk, dv))
-    return lanes.to_tokens(dq, length), dk, dv, dsinks
+    dk, dv = lanes.keys_to_tokens(dk), lanes.keys_to_tokens(dv)
+    dq = lanes.to_tokens(dq, length)
+    return dq, dk.astype(key.dtype), dv.astype(value.dtype), dsinks
 
 
 class _LaneReader:

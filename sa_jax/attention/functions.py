@@ -4,6 +4,9 @@ Common to all: query `[B, T, N, H]`, key and value `[B, S, K, H]` with K dividin
 query, softmax statistics in float32. `segment_ids` `[B, T]`: 0 is padding, equal numbers >= 1 are
 one document and contiguous. `positions` `[B, T]` strictly increase within a document; the index by
 default. A valid query always sees itself; queries without keys, padding among them, give zeros.
+`scale`, `logits_soft_cap` and all counts are static: known when tracing. NaN in padding reaches
+nothing; in a value that a query doesn't see it still may, as 0 · NaN. On a mesh with explicit axes
+call the functions inside `jax.shard_map`.
 `implementation` is 'reference' (dense, float32, O(n²)), 'xla' (blockwise, any device) or None: the
 best that supports the call.
 """
@@ -166,7 +169,7 @@ def stochastic_attention(
     inputs.check_heads(query, key, value)
     inputs.check_same_length(query, key, 'stochastic attention')
     inputs.check_count('window', window, 1)
-    _check_options(query, logits_soft_cap, sink_logits, num_sinks)
+    _check_options(query, sink_logits, num_sinks)
     _check_tokens(query, positions, segment_ids)
     _check_draw(permutation, permutation_key, query, key)
     if circular and permutation is not None and segment_ids is not None:
@@ -180,11 +183,11 @@ def stochastic_attention(
         positions,
         segment_ids,
         sink_logits,
-        window=int(window),
-        is_causal=is_causal,
-        circular=circular,
+        window=min(int(window), inputs.FARTHEST),
+        is_causal=bool(is_causal),
+        circular=bool(circular),
         scale=_scale(scale, query),
-        logits_soft_cap=logits_soft_cap,
+        logits_soft_cap=inputs.soft_cap(logits_soft_cap),
         num_sinks=num_sinks,
         implementation=paths.resolve(implementation),
     )
@@ -239,7 +242,7 @@ def moba_attention(
     inputs.check_same_length(query, key, 'MoBA')
     inputs.check_count('block_size', block_size, 1)
     inputs.check_count('top_k', top_k, 1)
-    _check_options(query, logits_soft_cap, sink_logits, num_sinks)
+    _check_options(query, sink_logits, num_sinks)
     _check_tokens(query, positions, segment_ids)
     return paths.moba(
         query,
@@ -251,7 +254,7 @@ def moba_attention(
         block_size=int(block_size),
         top_k=int(top_k),
         scale=_scale(scale, query),
-        logits_soft_cap=logits_soft_cap,
+        logits_soft_cap=inputs.soft_cap(logits_soft_cap),
         num_sinks=num_sinks,
         implementation=paths.resolve(implementation),
     )
@@ -278,7 +281,7 @@ def _in_own_order(
 ):
     """Full and sliding-window attention."""
     inputs.check_heads(query, key, value)
-    _check_options(query, logits_soft_cap, sink_logits, num_sinks)
+    _check_options(query, sink_logits, num_sinks)
     separate = (query_positions, key_positions, query_segment_ids, key_segment_ids)
     query_shape, key_shape = query.shape[:2], key.shape[:2]
     is_separate = any(x is not None for x in separate)
@@ -305,10 +308,10 @@ def _in_own_order(
         (query_positions, query_segment_ids) if is_separate else (positions, segment_ids),
         (key_positions, key_segment_ids) if is_separate else None,
         sink_logits,
-        window=None if window is None else int(window),
-        is_causal=is_causal,
+        window=None if window is None else min(int(window), inputs.FARTHEST),
+        is_causal=bool(is_causal),
         scale=_scale(scale, query),
-        logits_soft_cap=logits_soft_cap,
+        logits_soft_cap=inputs.soft_cap(logits_soft_cap),
         # Without a window the first tokens are visible as it is.
         num_sinks=0 if window is None else num_sinks,
         implementation=paths.resolve(implementation),
@@ -340,9 +343,8 @@ def _check_draw(permutation, permutation_key, query, key):
         )
 
 
-def _check_options(query, logits_soft_cap, sink_logits, num_sinks):
+def _check_options(query, sink_logits, num_sinks):
     inputs.check_count('num_sinks', num_sinks, 0)
-    inputs.check_soft_cap(logits_soft_cap)
     inputs.check_sink_logits(sink_logits, query.shape[2])
 
 

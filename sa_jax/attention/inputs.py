@@ -1,23 +1,29 @@
 """Checks of what callers pass in: each error names the value, what was expected and the remedy.
 
 Values (as opposed to shapes) can only be read outside jit: inside, segments that aren't contiguous,
-positions that don't increase and permutations that aren't are undefined behaviour.
+positions that don't increase or lie beyond 2**30, ids beyond int32, and permutations that aren't
+are undefined behaviour.
 """
+
+import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+FARTHEST = 2**30  # positions lie within, so that no distance leaves int32
+
 
 def check_heads(query: jax.Array, key: jax.Array, value: jax.Array) -> None:
-    """Checks q `[B, T, N, H]`, k and v `[B, S, K, H]`, K dividing N, and one floating dtype."""
+    """Checks q `[B, T, N, H]`, k and v `[B, S, K, H]`, K dividing N, and floating dtypes."""
     for name, x in (('query', query), ('key', key), ('value', value)):
+        check_array(name, x)
         if x.ndim != 4:
             raise ValueError(
                 f'{name} has shape {x.shape}; expected [batch, length, heads, head_dim]'
             )
-        if x.shape[1] < 1:
-            raise ValueError(f'{name} has shape {x.shape}; expected a length of at least 1')
+        if 0 in x.shape:
+            raise ValueError(f'{name} has shape {x.shape}; expected no axis of size 0')
         if not jnp.issubdtype(x.dtype, jnp.floating):
             raise TypeError(f'{name} has dtype {x.dtype}; expected a floating-point dtype')
     if key.shape != value.shape:
@@ -28,11 +34,17 @@ def check_heads(query: jax.Array, key: jax.Array, value: jax.Array) -> None:
             f'query {query.shape} and key {key.shape} differ in batch or head_dim; expected '
             'query [B, T, N, H] and key [B, S, K, H]'
         )
-    if key.shape[2] < 1 or heads % key.shape[2]:
+    if heads % key.shape[2]:
         raise ValueError(
             f'{heads} query heads cannot share {key.shape[2]} key/value heads; expected the number '
             'of query heads to be a multiple of it'
         )
+
+
+def check_array(name: str, x: jax.Array) -> None:
+    """Checks that something is an array at all."""
+    if not isinstance(x, jax.Array | np.ndarray):
+        raise TypeError(f'{name} is a {type(x).__name__}; expected an array: jnp.asarray({name})')
 
 
 def check_same_length(query: jax.Array, key: jax.Array, name: str) -> None:
@@ -50,17 +62,28 @@ def check_count(name: str, value: int, minimum: int) -> None:
         raise ValueError(f'{name}={value!r}; expected a Python integer >= {minimum}')
 
 
-def check_soft_cap(logits_soft_cap: float | None) -> None:
-    """Checks that a soft cap is positive."""
-    if logits_soft_cap is not None and not logits_soft_cap > 0:
+def soft_cap(logits_soft_cap: float | None) -> float | None:
+    """A soft cap as a Python number, checked to be positive and finite."""
+    if logits_soft_cap is None:
+        return None
+    try:
+        cap = float(logits_soft_cap)
+    except (TypeError, ValueError):
+        cap = math.nan
+    if not 0 < cap < math.inf:
         raise ValueError(
-            f'logits_soft_cap={logits_soft_cap!r}; expected a positive number, or None for no cap'
+            f'logits_soft_cap={logits_soft_cap!r}; expected a positive finite number known when '
+            'tracing, or None for no cap'
         )
+    return cap
 
 
 def check_sink_logits(sink_logits: jax.Array | None, heads: int) -> None:
     """Checks sink logits `[N]`."""
-    if sink_logits is not None and sink_logits.shape != (heads,):
+    if sink_logits is None:
+        return
+    check_array('sink_logits', sink_logits)
+    if sink_logits.shape != (heads,):
         raise ValueError(
             f'sink_logits has shape {sink_logits.shape}; expected one logit per query head, '
             f'({heads},)'
@@ -92,12 +115,13 @@ def check_tokens(
     for name, x in ((prefix + 'positions', positions), (prefix + 'segment_ids', segment_ids)):
         if x is None:
             continue
+        check_array(name, x)
         if x.shape != shape:
             raise ValueError(f'{name} has shape {x.shape}; expected [batch, length] = {shape}')
         if not jnp.issubdtype(x.dtype, jnp.integer):
             raise TypeError(f'{name} has dtype {x.dtype}; expected integers')
     if segment_ids is not None and is_concrete(segment_ids):
-        _check_segments(np.asarray(segment_ids), prefix)
+        check_segments(np.asarray(segment_ids), prefix)
     if positions is not None and is_concrete(positions, segment_ids):
         segments = np.ones(shape, int) if segment_ids is None else np.asarray(segment_ids)
         _check_positions(np.asarray(positions), segments, prefix)
@@ -116,6 +140,7 @@ def tokens(
 
 def check_permutation(permutation: jax.Array, batch: int, length: int, kv_heads: int) -> None:
     """Checks a caller's permutation: `[T]`, `[B, T]` or `[B, K, T]`, each token once."""
+    check_array('permutation', permutation)
     expected = ((length,), (batch, length), (batch, kv_heads, length))
     if permutation.shape not in expected:
         raise ValueError(
@@ -166,11 +191,13 @@ def is_concrete(*arrays: jax.Array) -> bool:
     return not any(isinstance(x, jax.core.Tracer) for x in arrays)
 
 
-def _check_segments(segment_ids: np.ndarray, prefix: str) -> None:
-    if (segment_ids < 0).any():
+def check_segments(segment_ids: np.ndarray, prefix: str = '') -> None:
+    """Checks the values of segment ids `[B, T]`."""
+    if (segment_ids < 0).any() or (segment_ids >= 2**31).any():
+        worst = segment_ids.min() if (segment_ids < 0).any() else segment_ids.max()
         raise ValueError(
-            f'{prefix}segment_ids holds {segment_ids.min()}; expected 0 for padding and numbers '
-            '>= 1 for documents'
+            f'{prefix}segment_ids holds {worst}; expected 0 for padding and numbers from 1 to '
+            '2**31 - 1 for documents'
         )
     for example, row in enumerate(segment_ids):
         runs = row[np.flatnonzero(np.diff(row, prepend=-1))]
@@ -185,6 +212,12 @@ def _check_segments(segment_ids: np.ndarray, prefix: str) -> None:
 
 def _check_positions(positions: np.ndarray, segment_ids: np.ndarray, prefix: str) -> None:
     same = (segment_ids[:, 1:] == segment_ids[:, :-1]) & (segment_ids[:, 1:] > 0)
+    positions = positions.astype(np.int64)
+    if (abs(positions) >= FARTHEST).any():
+        raise ValueError(
+            f'{prefix}positions holds {positions.flat[abs(positions).argmax()]}; expected numbers '
+            f'between -2**30 and 2**30: subtract an offset'
+        )
     bad = (same & (np.diff(positions, axis=1) <= 0)).nonzero()
     if len(bad[0]):
         example, token = int(bad[0][0]), int(bad[1][0])

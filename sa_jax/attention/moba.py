@@ -196,5 +196,5 @@ def attention(
     else:
         lse_all = lse
     weights = jnp.exp(lse - jax.nn.logsumexp(lse_all, axis=-1, keepdims=True))
-    output = (weights[..., None] * output).sum(-2).astype(value.dtype)
+    output = (weights[..., None] * output).sum(-2).astype(query.dtype)
     return blockwise.examples_to_heads(output, kv_heads)

@@ -29,16 +29,28 @@ def draw_permutation(
 
     Raises:
       TypeError: the key is not a typed key.
-      ValueError: neither or both of `length` and `segment_ids`; a batch of keys and of segments
-        that differ.
+      ValueError: neither or both of `length` and `segment_ids`; segments that aren't contiguous;
+        a batch of keys and of segments that differ; partitionable threefry switched off.
     """
     inputs.check_key(key)
     if (length is None) == (segment_ids is None):
         raise ValueError(
             f'got length={length} and segment_ids={segment_ids}; give exactly one of them'
         )
+    if not jax.config.jax_threefry_partitionable:
+        raise ValueError(
+            'jax_threefry_partitionable is off: a draw would depend on the length of the row, and '
+            'a document on what it is packed with; leave it on, its default'
+        )
+    if key.ndim > 2:
+        raise ValueError(f'the permutation key has shape {key.shape}; expected [], [B] or [B, K]')
     if segment_ids is None:
+        inputs.check_count('length', length, 1)
         segment_ids = jnp.ones((length,), jnp.int32)
+    else:
+        inputs.check_array('segment_ids', segment_ids)
+        rows = segment_ids if segment_ids.ndim == 2 else segment_ids[None]
+        inputs.check_tokens(None, rows, rows.shape)
     if key.ndim and segment_ids.ndim == 1:
         segment_ids = segment_ids[None]
     if key.ndim and segment_ids.shape[0] not in (1, key.shape[0]):

@@ -7,11 +7,11 @@ blocks waste less and large ones run faster; the sizes here were the fastest mea
 import jax
 import jax.numpy as jnp
 
-from sa_jax.attention import masks
+from sa_jax.attention import inputs, masks
 from sa_jax.attention import permutation as permutations
 from sa_jax.attention.blockwise import Keys, Plan, Queries
 
-_FAR = 2**30  # beyond any position, below int32's largest
+_FAR = inputs.FARTHEST
 _LONGEST_CHUNK = 1024
 
 

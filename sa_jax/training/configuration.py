@@ -67,7 +67,8 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
 
 
 def _explain_override(argv: Sequence[str], error: Exception) -> str:
-    message = ' '.join(str(error.args[0]).replace('\\', '').split()).strip('"')
+    message = str(error.args[0]).replace('\\n', ' ').replace('\\', '')
+    message = ' '.join(message.split()).strip('"')
     typed = re.search(r"'(\w+)'", message)
     argument = next(
         (a for a in argv if typed and re.match(rf'--?config\.[\w.]*\b{typed[1]}\b', a)), None

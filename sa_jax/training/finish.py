@@ -56,9 +56,16 @@ def finish(run: Run, workdir: Path) -> Summary | None:
       The summary to print; None on all processes but the first.
     """
     params = _on_one_device(run.state.params)
+    # A run that was finished before may be asked for other draws or batches now.
+    held_out = None if run.evaluated else _evaluate(run)
     if jax.process_index() > 0:
         return None
     records = read_metrics(workdir / 'metrics.jsonl')
+    if not records:
+        raise ValueError(
+            f'{workdir / "metrics.jsonl"} is missing or empty, though the run is finished: '
+            'restore it, or train in another --workdir.'
+        )
     losses = count_baselines(run)
     plot_loss(records, workdir / 'loss.png', losses)
     files = {'Loss curve': workdir / 'loss.png'}
@@ -70,7 +77,7 @@ def finish(run: Run, workdir: Path) -> Summary | None:
         'steps': records[-1]['step'],
         'parameters': sum(x.size for x in jax.tree.leaves(params)),
         'training_loss': records[-1]['loss'],
-        'held_out': records[-1]['evaluation'],
+        'held_out': held_out or records[-1]['evaluation'],
         'baselines': {
             name: {'loss': loss, 'perplexity': math.exp(loss)} for name, loss in losses.items()
         },
@@ -90,6 +97,15 @@ def finish(run: Run, workdir: Path) -> Summary | None:
         'Checkpoint': workdir / 'checkpoints' / run.checkpoint.name,
     }
     return Summary(figures, text, files)
+
+
+def _evaluate(run: Run) -> dict[str, float]:
+    return run.program.evaluate(
+        run.state.params,
+        lambda: run.inputs.held_out,
+        token_bytes=run.inputs.tokenizer.token_bytes,
+        draws=run.program.config.evaluation.permutation_draws,
+    )
 
 
 def count_baselines(run: Run) -> dict[str, float]:

@@ -21,6 +21,7 @@ from sa_jax.models.sharding import (
     parameter_shardings,
     partition_spec,
 )
+from sa_jax.training.configuration import flatten
 from sa_jax.training.optimizer import learning_rate_schedule, make_optimizer
 from sa_jax.training.step import TrainState, init_state, split_batch, train_step
 
@@ -201,9 +202,22 @@ def _usable(devices: Sequence[jax.Device] | None, config: ConfigDict) -> list[ja
 
 def _check_counts(config: ConfigDict) -> None:
     training = config.training
-    for name in ('steps', 'batch_size', 'gradient_accumulation', 'log_every', 'checkpoint_every'):
-        if training[name] < 1:
-            raise ValueError(f'training.{name} is {training[name]}; expected 1 or more.')
+    least = dict.fromkeys(
+        (
+            'training.steps',
+            'training.batch_size',
+            'training.gradient_accumulation',
+            'training.log_every',
+            'training.checkpoint_every',
+            'training.keep_checkpoints',
+            'evaluation.permutation_draws',
+        ),
+        1,
+    ) | {'evaluation.batches': 0, 'evaluation.every': 0}
+    fields = flatten(config)
+    for name, smallest in least.items():
+        if fields[name] < smallest:
+            raise ValueError(f'{name} is {fields[name]}; expected {smallest} or more.')
     processes = jax.process_count()
     for name, parts in (
         ('training.gradient_accumulation', training.gradient_accumulation),

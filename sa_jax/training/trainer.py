@@ -56,6 +56,7 @@ class Run:
       state: the training state after the last step.
       checkpoint: the folder of the last checkpoint.
       finished: whether all steps are done.
+      evaluated: whether the last step was done, and evaluated, just now.
     """
 
     program: Program
@@ -63,6 +64,7 @@ class Run:
     state: TrainState
     checkpoint: Path
     finished: bool
+    evaluated: bool
 
 
 def train(
@@ -92,39 +94,50 @@ def train(
     program = build_program(config, devices)
     inputs = load_inputs(config, data_dir)
     batches = inputs.training_batches()
-    claim_workdir(workdir, config)
+    check_workdir(workdir, config)
     with contextlib.closing(
         Checkpoints(workdir / 'checkpoints', config.training.keep_checkpoints)
     ) as checkpoints:
         start, state = _start_or_resume(program, batches, checkpoints)
+        claim_workdir(workdir, config)
         with contextlib.ExitStack() as stack:
             loop = _Loop(program, inputs, batches, checkpoints, workdir, start)
             stack.callback(loop.close)
             state, step = loop.run(state, start, stop)
         checkpoint = checkpoints.directory / str(step)
-    return Run(program, inputs, state, checkpoint, finished=step == config.training.steps)
+    finished = step == config.training.steps
+    return Run(program, inputs, state, checkpoint, finished, evaluated=finished and step > start)
 
 
-def claim_workdir(workdir: Path, config: ConfigDict) -> None:
-    """Writes a run's configuration to its workdir, unless another run lives there.
+def check_workdir(workdir: Path, config: ConfigDict) -> None:
+    """Checks that no other run lives in a workdir.
 
     Raises:
       ValueError: if the workdir's configuration is another run's; the message names the
         differing fields.
     """
     path = workdir / 'config.json'
-    current = to_json(config)
-    if path.exists():
-        changed = differences(json.loads(path.read_text()), current)
-        if changed:
-            raise ValueError(
-                f'{workdir} holds a run with another configuration:\n  '
-                + '\n  '.join(changed)
-                + '\nGive the same configuration to continue it, or choose another --workdir.'
-            )
+    if not path.exists():
+        return
+    changed = differences(json.loads(path.read_text()), to_json(config))
+    if changed:
+        raise ValueError(
+            f'{workdir} holds a run with another configuration:\n  '
+            + '\n  '.join(changed)
+            + '\nGive the same configuration to continue it, or choose another --workdir.'
+        )
+
+
+def claim_workdir(workdir: Path, config: ConfigDict) -> None:
+    """Writes a run's configuration to its workdir, unless another run lives there.
+
+    Raises:
+      ValueError: as `check_workdir`.
+    """
+    check_workdir(workdir, config)
     if jax.process_index() == 0:
         workdir.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(current, indent=2) + '\n')
+        write_atomically(workdir / 'config.json', json.dumps(to_json(config), indent=2) + '\n')
 
 
 def _start_or_resume(

@@ -305,7 +305,23 @@ SHORT = tuple(x[:, :5] for x in (K, V))
             ),
             'mixes segments',
         ),
-        (lambda: full_attention(Q, K, V, logits_soft_cap=0.0), 'positive number'),
+        (
+            lambda: full_attention(Q, K, V, segment_ids=np.array([[1] * 6 + [2**32 + 1] * 6] * 2)),
+            'holds 4294967297',
+        ),
+        (
+            lambda: full_attention(Q, K, V, positions=np.array([[*range(11), 2**30]] * 2)),
+            'holds 1073741824',
+        ),
+        (
+            lambda: full_attention(
+                Q, K, V, positions=np.arange(12, 0, -1, np.uint32)[None].repeat(2, 0)
+            ),
+            'go from 12 to 11',
+        ),
+        (lambda: full_attention(Q[:0], K[:0], V[:0]), 'no axis of size 0'),
+        (lambda: full_attention(Q, K, V, logits_soft_cap=0.0), 'positive finite number'),
+        (lambda: full_attention(Q, K, V, logits_soft_cap=np.inf), 'positive finite number'),
         (lambda: full_attention(Q, K, V, sink_logits=jnp.zeros(3)), 'one logit per query head'),
         (lambda: full_attention(Q, K, V, num_sinks=-1), 'num_sinks=-1'),
         (lambda: full_attention(Q, K, V, implementation='cuda'), "expected None or one of 'ref"),
@@ -323,3 +339,19 @@ def test_wrong_types_are_named():
         stochastic_attention(Q, K, V, window=3, permutation=jnp.arange(12.0))
     with pytest.raises(TypeError, match='floating'):
         full_attention(Q.astype(int), K, V)
+    with pytest.raises(TypeError, match='query is a list; expected an array'):
+        full_attention([Q], K, V)
+    with pytest.raises(TypeError, match='segment_ids is a list'):
+        full_attention(Q, K, V, segment_ids=[[1] * 12] * 2)
+
+
+@pytest.mark.parametrize('name', FUNCTIONS)
+def test_mixed_dtypes(name):
+    """The output is like the query, each gradient like its input."""
+    inputs = [
+        x.astype(t) for x, t in zip((Q, K, V), ('float32', 'bfloat16', 'float16'), strict=True)
+    ]
+    function = FUNCTIONS[name]
+    assert function(*inputs).dtype == jnp.float32
+    gradients = jax.grad(lambda x: function(*x).sum())(inputs)
+    assert [x.dtype for x in gradients] == [x.dtype for x in inputs]

@@ -85,5 +85,7 @@ def test_errors():
         draw_permutation(jax.random.PRNGKey(0), length=3)
     with pytest.raises(ValueError, match='exactly one'):
         draw_permutation(KEY)
+    with pytest.raises(ValueError, match='split into several runs'):
+        draw_permutation(KEY, segment_ids=jnp.asarray([1, 2, 1]))
     with pytest.raises(ValueError, match='one key per example'):
         draw_permutation(jax.random.split(KEY, 2), segment_ids=jnp.ones((3, 5), jnp.int32))

@@ -115,6 +115,8 @@ def test_resume_after_losing_the_last_steps(uninterrupted, reference, tiny, trai
 def test_finished_run_has_nothing_to_do(uninterrupted, reference, tiny, train):
     before = (uninterrupted / 'metrics.jsonl').read_bytes()
     again = train(tiny(), uninterrupted)
+    assert again.finished
+    assert not again.evaluated
     assert_equal_states(reference.state, again.state)
     assert (uninterrupted / 'metrics.jsonl').read_bytes() == before
 
