@@ -1,0 +1,1 @@
+"""What is reported: the compiler's account of the kernels, tables, figures."""
