@@ -3,6 +3,8 @@
 from sa_jax.attention import (
     AttentionContext,
     AttentionKind,
+    Decoding,
+    decode_attention,
     draw_permutation,
     effective_window,
     full_attention,
@@ -12,14 +14,19 @@ from sa_jax.attention import (
     permute,
     register_attention,
     sliding_window_attention,
+    sliding_window_neighbours,
     stochastic_attention,
+    stochastic_neighbours,
+    stochastic_partition_neighbours,
 )
 from sa_jax.version import __version__
 
 __all__ = [
     'AttentionContext',
     'AttentionKind',
+    'Decoding',
     '__version__',
+    'decode_attention',
     'draw_permutation',
     'effective_window',
     'full_attention',
@@ -29,5 +36,8 @@ __all__ = [
     'permute',
     'register_attention',
     'sliding_window_attention',
+    'sliding_window_neighbours',
     'stochastic_attention',
+    'stochastic_neighbours',
+    'stochastic_partition_neighbours',
 ]

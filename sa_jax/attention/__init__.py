@@ -1,6 +1,12 @@
 """Attention functions: masks as specifications, a dense reference, and fast paths."""
 
 from sa_jax.attention import kinds as _kinds  # noqa: F401  (registers the built-in functions)
+from sa_jax.attention.decoding import (
+    decode_attention,
+    sliding_window_neighbours,
+    stochastic_neighbours,
+    stochastic_partition_neighbours,
+)
 from sa_jax.attention.functions import (
     full_attention,
     moba_attention,
@@ -11,6 +17,7 @@ from sa_jax.attention.permutation import draw_permutation, inverse_permutation, 
 from sa_jax.attention.registry import (
     AttentionContext,
     AttentionKind,
+    Decoding,
     get_attention,
     register_attention,
 )
@@ -19,6 +26,8 @@ from sa_jax.attention.window import effective_window
 __all__ = [
     'AttentionContext',
     'AttentionKind',
+    'Decoding',
+    'decode_attention',
     'draw_permutation',
     'effective_window',
     'full_attention',
@@ -28,5 +37,8 @@ __all__ = [
     'permute',
     'register_attention',
     'sliding_window_attention',
+    'sliding_window_neighbours',
     'stochastic_attention',
+    'stochastic_neighbours',
+    'stochastic_partition_neighbours',
 ]

@@ -2,9 +2,9 @@
 
 import jax
 
-from sa_jax.attention import functions, masks, moba, window
+from sa_jax.attention import decoding, functions, masks, moba, window
 from sa_jax.attention import permutation as permutations
-from sa_jax.attention.registry import AttentionContext, register_attention
+from sa_jax.attention.registry import AttentionContext, Decoding, register_attention
 
 
 def _tokens(context: AttentionContext) -> dict:
@@ -67,17 +67,59 @@ def _moba_mask(query, key, context, *, block_size, top_k, num_sinks=0, **_):
     return moba.mask(query, key, *tokens, block_size, top_k, num_sinks)
 
 
-register_attention('full', _full, mask=_full_mask, visible_keys=window.visible_keys_of('full'))
+def _check_decodable(context: AttentionContext) -> None:
+    if not context.is_causal or any(
+        x is not None for x in (context.positions, context.segment_ids)
+    ):
+        raise ValueError(
+            'decoding is causal and of one document whose positions are 0, 1, …; expected a context '
+            'with is_causal=True and neither positions nor segment_ids'
+        )
+
+
+def _nothing_to_draw(context, n, **_):
+    del n
+    _check_decodable(context)
+    return ()
+
+
+def _draw_slots(context, n, **_):
+    _check_decodable(context)
+    permutation = permutations.draw_permutation(_key(context), length=n)
+    return permutation, permutations.inverse_permutation(permutation)
+
+
+def _sliding_window_neighbours(drawn, token, n, *, window, num_sinks=0, **_):
+    del drawn
+    return decoding.sliding_window_neighbours(token, n, window=window, num_sinks=num_sinks)
+
+
+def _stochastic_neighbours(drawn, token, n, *, window, circular=False, num_sinks=0, **_):
+    del n
+    return decoding.stochastic_neighbours(
+        *drawn, token, window=window, circular=circular, num_sinks=num_sinks
+    )
+
+
+register_attention(
+    'full',
+    _full,
+    mask=_full_mask,
+    visible_keys=window.visible_keys_of('full'),
+    decoding=Decoding(_nothing_to_draw, None),
+)
 register_attention(
     'sliding_window',
     _sliding_window,
     mask=_sliding_window_mask,
     visible_keys=window.visible_keys_of('sliding_window'),
+    decoding=Decoding(_nothing_to_draw, _sliding_window_neighbours),
 )
 register_attention(
     'stochastic',
     _stochastic,
     mask=_stochastic_mask,
     visible_keys=window.visible_keys_of('stochastic'),
+    decoding=Decoding(_draw_slots, _stochastic_neighbours),
 )
 register_attention('moba', _moba, mask=_moba_mask, visible_keys=window.visible_keys_of('moba'))

@@ -9,6 +9,7 @@ import dataclasses
 import difflib
 import functools
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -50,6 +51,21 @@ class AttentionContext:
         return tuple(jnp.broadcast_to(x, shape) for x in tokens)
 
 
+class Decoding(NamedTuple):
+    """How a causal pattern is decoded, token by token, over a cache of n tokens.
+
+    Attributes:
+      prepare: `(context, n, **options)` to a tree of arrays, drawn once for the whole sequence,
+        such as its permutation; it must be what the function draws for n tokens of one document.
+      neighbours: `(prepared, token, n, **options)` to int32 `[B or 1, K or 1, most]`: the tokens
+        that `token`, a scalar or `[B]`, sees, each once and itself among them, -1 for none. None
+        if it sees all up to itself.
+    """
+
+    prepare: Callable[..., Any]
+    neighbours: Callable[..., jax.Array] | None
+
+
 @dataclasses.dataclass(frozen=True)
 class AttentionKind:
     """A registered attention function.
@@ -62,12 +78,14 @@ class AttentionKind:
         `[B or 1, N or 1, T, T]`; None if the pattern has no dense specification.
       visible_keys: `(n, *, is_causal, **options)` to the expected number of keys a query sees in a
         sequence of n tokens, for FLOP counts; None counts as full attention.
+      decoding: how it is decoded over a cache; None if it can't be.
     """
 
     name: str
     function: Callable[..., jax.Array]
     mask: Callable[..., jax.Array] | None = None
     visible_keys: Callable[..., float] | None = None
+    decoding: Decoding | None = None
 
 
 _KINDS: dict[str, AttentionKind] = {}
@@ -79,13 +97,14 @@ def register_attention(
     *,
     mask: Callable[..., jax.Array] | None = None,
     visible_keys: Callable[..., float] | None = None,
+    decoding: Decoding | None = None,
 ) -> AttentionKind:
     """Makes `function` available to configs under `name`; see `AttentionKind` for the arguments.
 
     Raises:
       ValueError: another function already has the name.
     """
-    kind = AttentionKind(name, function, mask, visible_keys)
+    kind = AttentionKind(name, function, mask, visible_keys, decoding)
     if name in _KINDS and _KINDS[name] != kind:
         raise ValueError(f'attention {name!r} is already registered; choose another name')
     _KINDS[name] = kind
