@@ -68,12 +68,11 @@ def _moba_mask(query, key, context, *, block_size, top_k, num_sinks=0, **_):
 
 
 def _check_decodable(context: AttentionContext) -> None:
-    if not context.is_causal or any(
-        x is not None for x in (context.positions, context.segment_ids)
-    ):
+    has_tokens = context.positions is not None or context.segment_ids is not None
+    if has_tokens or not context.is_causal:
         raise ValueError(
-            'decoding is causal and of one document whose positions are 0, 1, …; expected a context '
-            'with is_causal=True and neither positions nor segment_ids'
+            'decoding is causal and of one document, at positions 0, 1, …; expected a context with '
+            'is_causal=True and neither positions nor segment_ids'
         )
 
 
