@@ -208,6 +208,19 @@ def _ptxas() -> str | None:
     return shutil.which('ptxas')
 
 
+def ptxas_version() -> str:
+    """The version of ptxas, of which registers and spills depend.
+
+    Raises:
+      RuntimeError: there is none (see `missing`).
+    """
+    path = _ptxas()
+    if path is None:
+        raise RuntimeError('there is no ptxas; sa_jax.report.gpu_compile.missing() says what to do')
+    done = subprocess.run([path, '--version'], capture_output=True, text=True, check=True)
+    return re.search(r'V(\S+)', done.stdout)[1]
+
+
 def compile_for(
     card: Card,
     programs: Sequence[Program],
