@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from sa_jax.report.tuning import nearest_first, race
+from sa_jax.report.tuning import Journal, nearest_first, race, tune
 
 CHOICES = {'block': (32, 64, 128), 'warps': (4, 8)}
 
@@ -65,3 +65,78 @@ def test_one_wild_time_decides_nothing():
     outcome = race('old', ['new'], lambda setting: next(times[setting]))
     assert outcome.winner == 'new'
     assert outcome.medians['new'] == pytest.approx(0.9)
+
+
+class Bench:
+    """Settings are numbers: the seconds they take. Time passes only where they are worked with."""
+
+    def __init__(self, path, broken=(), ends=None):
+        self.journal = Journal(path, {'card': 'none'})
+        self.broken, self.ends, self.now, self.prepared = broken, ends, 0.0, []
+
+    def prepare(self, setting):
+        self.prepared.append(setting)
+        self.now += 1.0
+        if setting == self.ends:
+            raise KeyboardInterrupt
+        if setting in self.broken:
+            raise ValueError(f'{setting} spills')
+        return setting
+
+    def time_once(self, setting):
+        self.now += setting
+        return setting
+
+    def tune(self, incumbent, candidates, try_until=100.0, race_until=1000.0):
+        return tune(
+            'forward',
+            incumbent,
+            candidates,
+            self.prepare,
+            self.time_once,
+            self.journal,
+            as_json=lambda setting: {'seconds': setting},
+            try_until=try_until,
+            race_until=race_until,
+            clock=lambda: self.now,
+        )
+
+
+def test_what_fails_is_out_and_is_not_tried_again(tmp_path):
+    bench = Bench(tmp_path / 'journal.jsonl', broken=[0.1])
+    assert bench.tune(1.0, [0.1, 0.5, 0.7]).winner == 0.5
+    assert bench.journal.winners == {'forward': {'seconds': 0.5}}
+    assert bench.journal.failure('forward', {'seconds': 0.1}) == 'ValueError: 0.1 spills'
+    bench.journal.close()
+    again = Bench(tmp_path / 'journal.jsonl')
+    assert again.journal.winners == {'forward': {'seconds': 0.5}}
+    again.tune(1.0, [0.1, 0.5, 0.7])
+    assert again.prepared == [1.0, 0.5, 0.7]
+
+
+def test_tries_no_more_than_there_is_time_for(tmp_path):
+    bench = Bench(tmp_path / 'journal.jsonl')
+    outcome = bench.tune(1.0, [0.9, 0.8, 0.7, 0.1], try_until=3.0)
+    assert bench.prepared == [1.0, 0.9, 0.8]
+    assert outcome.winner == 0.8
+
+
+def test_what_ended_the_process_is_tried_once_more_and_last(tmp_path):
+    path = tmp_path / 'journal.jsonl'
+    for prepared in ([1.0, 0.9, 0.5], [1.0, 0.9, 0.8, 0.5], [1.0, 0.9, 0.8]):
+        bench = Bench(path, ends=0.5)
+        if prepared[-1] == 0.5:
+            with pytest.raises(KeyboardInterrupt):
+                bench.tune(1.0, [0.9, 0.5, 0.8])
+        else:
+            assert bench.tune(1.0, [0.9, 0.5, 0.8]).winner == 0.8
+        assert bench.prepared == prepared
+        bench.journal.close()
+        # As if the machine had failed in the middle of a line.
+        path.write_text(path.read_text() + '{"place": "forw')
+
+
+def test_a_journal_of_another_search_is_refused(tmp_path):
+    Journal(tmp_path / 'journal.jsonl', {'card': 'sm80'}).close()
+    with pytest.raises(ValueError, match='belongs to another search'):
+        Journal(tmp_path / 'journal.jsonl', {'card': 'sm90'})
