@@ -12,6 +12,8 @@ from absl import logging
 from tensorboardX import SummaryWriter
 from tqdm import tqdm
 
+from sa_jax.training.files import write_atomically
+
 # Fields of a metrics record that depend on the clock; all others repeat exactly.
 TIME_FIELDS = ('tokens_per_s', 'mfu')
 
@@ -84,13 +86,6 @@ def truncate_metrics(path: Path, step: int) -> None:
     """Drops the records after `step`, atomically: they are about to be computed again."""
     kept = [record for record in read_metrics(path) if record['step'] <= step]
     write_atomically(path, ''.join(json.dumps(record) + '\n' for record in kept))
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Writes a file so that a crash leaves the old content or the new, never a part."""
-    temporary = path.with_name(path.name + '.tmp')
-    temporary.write_text(text)
-    os.replace(temporary, path)
 
 
 class MetricsWriter:

@@ -12,9 +12,20 @@ from pathlib import Path
 
 import jax
 
-from sa_jax.training.metrics import write_atomically
+from sa_jax.training.files import write_atomically
 
-_PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'grain', 'numpy', 'tokenizers')
+_PACKAGES = (
+    'jax',
+    'jaxlib',
+    'flax',
+    'optax',
+    'orbax-checkpoint',
+    'grain',
+    'numpy',
+    'tokenizers',
+    'torch',
+    'tokamax',
+)
 
 
 def write_result(path: Path, *, config: dict, figures: dict, seeds: dict) -> None:
@@ -26,19 +37,12 @@ def write_result(path: Path, *, config: dict, figures: dict, seeds: dict) -> Non
       figures: what was measured, each with its spread where it has one.
       seeds: the seeds that decide the figures, by what they seed.
     """
-    device = jax.devices()[0]
     result = {
         'config': config,
         'command': shlex.join([Path(sys.executable).name, *sys.orig_argv[1:]]),
         'finished': datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
-        'versions': {'python': platform.python_version()} | _versions(),
-        'device': {
-            'kind': device.device_kind,
-            'platform': device.platform,
-            'count': jax.device_count(),
-            'processes': jax.process_count(),
-            'host': f'{platform.machine()}, {os.cpu_count()} CPUs',
-        },
+        'versions': versions(),
+        'device': describe_device(),
         'git_revision': git_revision(),
         'seeds': seeds,
         'figures': figures,
@@ -57,11 +61,24 @@ def git_revision() -> str | None:
     return done.stdout.strip()
 
 
-def _versions() -> dict[str, str]:
-    versions = {}
+def describe_device() -> dict[str, str | int]:
+    """Returns what the process runs on: kind, platform and number of devices, and the host."""
+    device = jax.devices()[0]
+    return {
+        'kind': device.device_kind,
+        'platform': device.platform,
+        'count': jax.device_count(),
+        'processes': jax.process_count(),
+        'host': f'{platform.machine()}, {os.cpu_count()} CPUs',
+    }
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of Python and of the packages that decide a result, if installed."""
+    found = {'python': platform.python_version()}
     for package in (*_PACKAGES, 'sa_jax'):
         try:
-            versions[package] = importlib.metadata.version(package)
+            found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return versions
+    return found

@@ -19,8 +19,9 @@ from sa_jax.data.pipeline import TrainingIterator
 from sa_jax.models.flops import training_flops_per_token
 from sa_jax.training.checkpoints import Checkpoints
 from sa_jax.training.configuration import differences, to_json
+from sa_jax.training.files import write_atomically
 from sa_jax.training.inputs import Inputs, load_inputs
-from sa_jax.training.metrics import MetricsWriter, Progress, Throughput, write_atomically
+from sa_jax.training.metrics import MetricsWriter, Progress, Throughput
 from sa_jax.training.program import Program, build_program
 from sa_jax.training.step import TrainState
 
