@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from sa_jax.report.tuning import Journal, nearest_first, race, tune
+from sa_jax.benchmarks.tuning import Journal, nearest_first, race, tune
 
 CHOICES = {'block': (32, 64, 128), 'warps': (4, 8)}
 
