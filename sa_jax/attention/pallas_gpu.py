@@ -1,0 +1,212 @@
+"""Windowed attention on NVIDIA GPUs: which lanes of the GPU kernels each pattern takes.
+
+What the kernels leave out, first-token sinks and sink logits, joins their result by the
+log-sum-exp.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from sa_jax.attention import gpu_engine, masks
+from sa_jax.attention import permutation as permutations
+from sa_jax.attention.gpu_kernels import Lanes, Rules
+from sa_jax.attention.launch import Launch, Tile, card_of, default_device, launch_for
+
+DTYPES = ('bfloat16', 'float16', 'float32')
+LARGEST_HEAD_DIM = 256
+# For the interpreter, so that short inputs take several blocks either way.
+INTERPRETED = Launch(Tile(32, 16, 4, 1), Tile(16, 32, 4, 1), Tile(32, 16, 4, 1))
+# Logits of sinks that a query doesn't see.
+_UNSEEN = -1e30
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What is fixed at trace time.
+
+    Attributes:
+      is_causal: whether a query sees only positions up to its own.
+      scale: of the logits.
+      logits_soft_cap: c in c·tanh(logits / c), or None.
+      num_sinks: first tokens of a segment that are always visible.
+      launch: None takes the table's for the default device.
+      interpret: whether to run in Pallas' interpreter, on any device.
+    """
+
+    is_causal: bool
+    scale: float
+    logits_soft_cap: float | None = None
+    num_sinks: int = 0
+    launch: Launch | None = None
+    interpret: bool = False
+
+
+def obstacle(query: jax.Array, key: jax.Array, value: jax.Array) -> str | None:
+    """What keeps the kernels from running on these arrays; None if nothing does."""
+    dtype = jnp.result_type(query, key, value)
+    if dtype.name not in DTYPES:
+        return f'dtype {dtype.name}; the GPU kernel runs {", ".join(DTYPES)}'
+    if query.shape[-1] > LARGEST_HEAD_DIM:
+        return f'head_dim {query.shape[-1]}; the GPU kernel runs up to {LARGEST_HEAD_DIM}'
+    return None
+
+
+def own_order(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    positions: jax.Array | None,
+    segment_ids: jax.Array | None,
+    sink_logits: jax.Array | None,
+    options: Options,
+    *,
+    window: int | None,
+) -> jax.Array:
+    """Full (window None) and sliding-window attention; see `functions.full_attention`."""
+    # Positions increase with the lanes of a segment: lanes will do where distances don't count.
+    back, ahead = None, 0 if options.is_causal else None
+    if window is not None:
+        back, ahead = (window - 1, 0) if options.is_causal else masks.window_sides(window)
+    coordinate = None if window is None else _by_head(positions)
+    segment = _by_head(segment_ids)
+    lanes = Lanes(None, segment, segment, coordinate)
+    runs = None if segment_ids is None else _runs(segment)
+    return _attention(
+        query, key, value, segment_ids, sink_logits, options, lanes, runs, (back, ahead)
+    )
+
+
+def stochastic(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    permutation: jax.Array,
+    positions: jax.Array | None,
+    segment_ids: jax.Array | None,
+    sink_logits: jax.Array | None,
+    options: Options,
+    *,
+    window: int,
+    mixes_segments: bool,
+) -> jax.Array:
+    """Stochastic attention by a permutation `[B or 1, T]` or `[B or 1, K, T]`.
+
+    See `functions.stochastic_attention`; mixes_segments says whether segments may stand in several
+    runs of slots, as a caller's permutation may leave them.
+    """
+    row = _by_head(permutation)
+    segment = _in_lanes(segment_ids, row)
+    position = None
+    if options.is_causal:
+        position = row if positions is None else _in_lanes(positions, row)
+    lanes = Lanes(row, segment, segment, None, position)
+    runs = None if segment is None or mixes_segments else _runs(segment)
+    sides = masks.window_sides(window)
+    return _attention(query, key, value, segment_ids, sink_logits, options, lanes, runs, sides)
+
+
+def _attention(query, key, value, segment_ids, sink_logits, options, lanes, runs, sides):
+    """Attention by lanes of the T tokens in a window of `sides`, and to the sinks."""
+    launch = options.launch
+    if launch is None and options.interpret:
+        launch = INTERPRETED
+    elif launch is None:
+        dtype = jnp.result_type(query, key, value)
+        launch = launch_for(card_of(default_device()), dtype, query.shape[-1])
+    num_sinks = min(options.num_sinks, query.shape[1])
+    if num_sinks:
+        ids = jnp.ones((1, query.shape[1]), jnp.int32) if segment_ids is None else segment_ids
+        hidden = jnp.where(permutations.segment_rank(ids) < num_sinks, -1, ids)
+        ids, hidden = (_in_lanes(x, lanes.row) for x in (ids, hidden))
+        lanes = lanes._replace(query_segment=ids, key_segment=hidden)
+    is_joined = num_sinks > 0 or sink_logits is not None
+    output, lse = gpu_engine.attend(
+        query,
+        key,
+        value,
+        lanes,
+        runs,
+        Rules(*sides, options.scale, options.logits_soft_cap),
+        launch,
+        interpret=options.interpret,
+        is_joined=is_joined,
+    )
+    if not is_joined:
+        return output
+    first = None
+    if num_sinks:
+        first = _first_tokens(query, key, value, segment_ids, options, num_sinks)
+    return _join(output, lse, first, sink_logits)
+
+
+def _first_tokens(query, key, value, segment_ids, options, number):
+    """Logits of the first tokens of each query's segment `[B, T, N, c]`; values by kv head."""
+    batch, length, heads, head_dim = query.shape
+    kv_heads = key.shape[2]
+    rank = jnp.arange(number, dtype=jnp.int32)
+    token = rank[None, None]
+    if segment_ids is None:
+        sees = jnp.ones((1, 1, 1), bool)
+        key, value = (x[:, None, :number] for x in (key, value))
+    else:
+        token = permutations.segment_start(segment_ids)[..., None] + token
+        sees = rank < permutations.segment_length(segment_ids)[..., None]
+        sees &= (segment_ids > 0)[..., None]
+        flat = token.reshape(token.shape[0], -1)
+        shape = (batch, length, number, kv_heads, head_dim)
+        key, value = (permutations.take_rows(x, flat).reshape(shape) for x in (key, value))
+        key, value = (jnp.where(sees[..., None, None], x, 0) for x in (key, value))
+        query = jnp.where((segment_ids > 0)[..., None, None], query, 0)
+    if options.is_causal:
+        sees &= token <= jnp.arange(length, dtype=jnp.int32)[:, None]
+    query = query.reshape(batch, length, kv_heads, -1, head_dim)
+    logits = options.scale * _einsum('btkgh,btckh->btkgc', query, key)
+    if options.logits_soft_cap is not None:
+        logits = options.logits_soft_cap * jnp.tanh(logits / options.logits_soft_cap)
+    return jnp.where(sees[:, :, None, None], logits, _UNSEEN), value
+
+
+def _join(output, lse, first, sink_logits):
+    """A softmax `[B, T, N, H]` with its log-sum-exp `[B, T, N]`, and what else it runs over."""
+    batch, length, heads, head_dim = output.shape
+    kv_heads = heads if first is None else first[1].shape[3]
+    by_group = (batch, length, kv_heads, heads // kv_heads)
+    lse = lse.reshape(*by_group, 1)
+    parts = [lse]
+    if first is not None:
+        parts.append(first[0])
+    if sink_logits is not None:
+        sinks = sink_logits.astype(jnp.float32).reshape(*by_group[2:], 1)
+        parts.append(jnp.broadcast_to(sinks, lse.shape))
+    total = jax.nn.logsumexp(jnp.concatenate(parts, axis=-1), axis=-1, keepdims=True)
+    joined = jnp.exp(lse - total) * output.reshape(*by_group, head_dim).astype(jnp.float32)
+    if first is not None:
+        weights = jnp.exp(first[0] - total).astype(first[1].dtype)
+        joined += _einsum('btkgc,btckh->btkgh', weights, first[1])
+    return joined.reshape(output.shape).astype(output.dtype)
+
+
+def _einsum(spec, a, b):
+    """A product in float32; float32 operands in full precision."""
+    precision = 'highest' if a.dtype == jnp.float32 else None
+    return jnp.einsum(spec, a, b, precision=precision, preferred_element_type=jnp.float32)
+
+
+def _by_head(x):
+    """`[B or 1, T]` or `[B or 1, K, T]` as an array of lanes `[B or 1, K or 1, T]`."""
+    return x[:, None] if x is not None and x.ndim == 2 else x
+
+
+def _in_lanes(x, row):
+    """`[B or 1, T]` by lane, `[B or 1, K or 1, T]`, for the tokens `row` in the lanes."""
+    if x is None or row is None:
+        return _by_head(x)
+    return jnp.take_along_axis(_by_head(x), row, axis=-1)
+
+
+def _runs(segment):
+    """The first and the last lane of each lane's segment, which stands in one run."""
+    start = permutations.segment_start(segment)
+    return start, start + permutations.segment_length(segment) - 1
