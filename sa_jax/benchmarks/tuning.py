@@ -184,7 +184,8 @@ def tune(
       prepare: compiles and checks a setting and returns what `time_once` takes. A candidate of
         which it raises an exception is out.
       time_once: seconds of one run.
-      journal: receives every try and the winner. What failed by it isn't tried again.
+      journal: receives every try. What failed by it isn't tried again. The caller notes the
+        winner, when it is in safety.
       as_json: a setting for the journal.
       try_until: time by `clock` from which no more candidates are prepared.
       race_until: time from which the race ends after its least rounds.
@@ -214,12 +215,9 @@ def tune(
                     journal.note(place, 'failed', as_json(setting), why=why)
                 else:
                     journal.note(place, 'ok', as_json(setting))
-    outcome = race(
+    return race(
         incumbent,
         ready,
         lambda setting: time_once(ready[setting]),
         is_time_left=lambda: clock() < race_until,
     )
-    times = {'seconds': outcome.medians[outcome.winner], 'before': outcome.medians[incumbent]}
-    journal.note(place, 'won', as_json(outcome.winner), **times)
-    return outcome
