@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -144,53 +145,106 @@ class Decoder(nnx.Module):
             missing, or batch or heads can't be split over the mesh.
         """
         config = self.config
-        _check_inputs(config, tokens, positions, segment_ids, permutation_key, example_ids, mesh)
-        index = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-        rope = rope_tables(
-            index if positions is None else positions, config.head_dim, config.rope_theta
-        )
-        forward = functools.partial(
-            _layer,
-            config=config,
-            rope=rope,
-            context=AttentionContext(positions, segment_ids, permutation_key),
-            example_ids=example_ids,
-            mesh=mesh,
-        )
-        graph, stacked = nnx.split(self.layers)
+        check_inputs(config, tokens, positions, segment_ids, permutation_key, example_ids, mesh)
+        context = AttentionContext(positions, segment_ids, permutation_key)
 
-        def body(x, layer_and_parameters):
-            layer, parameters = layer_and_parameters
-            parameters = jax.tree.map(lambda p: p.astype(config.compute_dtype), parameters)
-            return forward(nnx.merge(graph, parameters), x, layer)
+        def attend(query, key, value, layer, memory):
+            heads = attend_to_sequence(
+                query,
+                key,
+                value,
+                config=config,
+                context=context,
+                layer=layer,
+                example_ids=example_ids,
+                mesh=mesh,
+            )
+            return heads, memory
 
-        x = jnp.take(self.embedding[...], tokens, axis=0, mode='fill', fill_value=jnp.nan)
-        x = constrain(x.astype(config.compute_dtype), mesh, 'batch', None, None)
-        x, gate_means = jax.lax.scan(
-            _rematerialise(body, config.remat), x, (jnp.arange(config.num_layers), stacked)
+        x, _, gate_means = run_layers(
+            self, tokens, attend, positions=positions, segment_ids=segment_ids, mesh=mesh
         )
-        x = rms_norm(x, self.final_norm[...], config.norm_eps)
-        table = self.embedding if config.tie_embeddings else self.unembedding
-        logits = jnp.einsum(
-            'btd,vd->btv', x, table[...].astype(x.dtype), preferred_element_type=jnp.float32
-        )
-        return DecoderOutput(constrain(logits, mesh, 'batch', None, 'vocab'), gate_means)
+        return DecoderOutput(unembed(self, x, mesh), gate_means)
+
+
+def run_layers(
+    model: Decoder,
+    tokens: Array,
+    attend: Callable[..., tuple[tuple[Array, ...], Any]],
+    memory: Any = None,
+    *,
+    positions: Array | None = None,
+    segment_ids: Array | None = None,
+    mesh: Mesh | None = None,
+) -> tuple[Array, Any, Array]:
+    """Everything between tokens and logits, around any way to attend.
+
+    Args:
+      model: The decoder.
+      tokens: `[B, T]`.
+      attend: `(query [B, T, N, H], key [B, T, K, H], value [B, T, K, H], layer, memory)` to the
+        heads `[B, T, N, H]` of every path, before gates and output projection, and the memory.
+      memory: A tree of arrays that the layers hand on, such as a cache of keys and values.
+      positions: `[B, T]`; by default the index.
+      segment_ids: `[B, T]`; over the valid tokens the gates are averaged.
+      mesh: Of `make_mesh`; None for a single device.
+
+    Returns:
+      The residual stream `[B, T, D]` behind the last layer, the memory, and the means `[L, P]` of
+      the gates.
+    """
+    config = model.config
+    if positions is None:
+        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    forward = functools.partial(
+        _layer,
+        config=config,
+        rope=rope_tables(positions, config.head_dim, config.rope_theta),
+        attend=attend,
+        segment_ids=segment_ids,
+        mesh=mesh,
+    )
+    graph, stacked = nnx.split(model.layers)
+
+    def body(x_and_memory, layer_and_parameters):
+        layer, parameters = layer_and_parameters
+        parameters = jax.tree.map(lambda p: p.astype(config.compute_dtype), parameters)
+        return forward(nnx.merge(graph, parameters), *x_and_memory, layer)
+
+    x = jnp.take(model.embedding[...], tokens, axis=0, mode='fill', fill_value=jnp.nan)
+    x = constrain(x.astype(config.compute_dtype), mesh, 'batch', None, None)
+    (x, memory), gate_means = jax.lax.scan(
+        _rematerialise(body, config.remat), (x, memory), (jnp.arange(config.num_layers), stacked)
+    )
+    return x, memory, gate_means
+
+
+def unembed(model: Decoder, x: Array, mesh: Mesh | None = None) -> Array:
+    """The logits `[B, T, V]`, float32, of the residual stream `[B, T, D]` behind the layers."""
+    config = model.config
+    x = rms_norm(x, model.final_norm[...], config.norm_eps)
+    table = model.embedding if config.tie_embeddings else model.unembedding
+    logits = jnp.einsum(
+        'btd,vd->btv', x, table[...].astype(x.dtype), preferred_element_type=jnp.float32
+    )
+    return constrain(logits, mesh, 'batch', None, 'vocab')
 
 
 def _layer(
     parameters: DecoderLayers,
     x: Array,
+    memory: Any,
     layer: Array,
     *,
     config: DecoderConfig,
     rope: tuple[Array, Array],
-    context: AttentionContext,
-    example_ids: Array | None,
+    attend: Callable[..., tuple[tuple[Array, ...], Any]],
+    segment_ids: Array | None,
     mesh: Mesh | None,
-) -> tuple[Array, Array]:
+) -> tuple[tuple[Array, Any], Array]:
     """One layer, whose parameters have lost their leading axis to the scan.
 
-    Returns the residual stream `[B, T, D]` behind it and the means `[P]` of its gates.
+    Returns the residual stream `[B, T, D]` behind it, the memory, and the means `[P]` of its gates.
     """
     attention = parameters.attention
     y = rms_norm(x, parameters.attention_norm[...], config.norm_eps)
@@ -200,20 +254,17 @@ def _layer(
     if config.qk_norm:
         query = rms_norm(query, attention.query_norm[...], config.norm_eps)
         key = rms_norm(key, attention.key_norm[...], config.norm_eps)
-    outputs = _attend(
+    outputs, memory = attend(
         constrain(apply_rope(query, *rope), mesh, 'batch', None, 'heads', None),
         constrain(apply_rope(key, *rope), mesh, 'batch', None, 'kv_heads', None),
         constrain(value, mesh, 'batch', None, 'kv_heads', None),
-        config=config,
-        context=context,
-        layer=layer,
-        example_ids=example_ids,
-        mesh=mesh,
+        layer,
+        memory,
     )
     if len(outputs) > 1:
         gates = path_gates(y, attention.path_gate_kernel[...], attention.path_gate_bias[...])
         heads = join_paths(outputs, gates)
-        gate_means = _mean_over_valid(gates, context.segment_ids)
+        gate_means = _mean_over_valid(gates, segment_ids)
     else:
         (heads,) = outputs
         gate_means = jnp.zeros(0)
@@ -224,10 +275,10 @@ def _layer(
     y = rms_norm(x, parameters.feed_forward_norm[...], config.norm_eps)
     hidden = swiglu(y, feed_forward.gate[...], feed_forward.up[...])
     x = x + constrain(hidden, mesh, 'batch', None, 'mlp') @ feed_forward.down[...]
-    return constrain(x, mesh, 'batch', None, None), gate_means
+    return (constrain(x, mesh, 'batch', None, None), memory), gate_means
 
 
-def _attend(
+def attend_to_sequence(
     query: Array,
     key: Array,
     value: Array,
@@ -239,9 +290,7 @@ def _attend(
     mesh: Mesh | None,
 ) -> tuple[Array, ...]:
     """The heads `[B, T, N, H]` of every path, before gates and output projection."""
-    permutation_keys = _permutation_keys(
-        config, context.key, layer, example_ids, batch=query.shape[0]
-    )
+    permutation_keys = path_keys(config, context.key, layer, example_ids, batch=query.shape[0])
 
     def paths(query, key, value, layer, positions, segment_ids, permutation_keys):
         return tuple(
@@ -286,7 +335,7 @@ def _attend(
     )
 
 
-def _permutation_keys(
+def path_keys(
     config: DecoderConfig,
     key: Array | None,
     layer: Array,
@@ -294,7 +343,7 @@ def _permutation_keys(
     *,
     batch: int,
 ) -> tuple[Array | None, ...]:
-    """A key per path, whose shape is the scope: `[]`, `[B]` or `[B, K]`."""
+    """A permutation key per path, whose shape is the scope: `[]`, `[B]` or `[B, K]`."""
     if key is None:
         return (None,) * len(config.attention)
     fold_each = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
@@ -343,7 +392,7 @@ def _residual_stddev(config: DecoderConfig) -> float:
     return _INITIAL_STDDEV / math.sqrt(2 * config.num_layers)
 
 
-def _check_inputs(
+def check_inputs(
     config: DecoderConfig,
     tokens: Array,
     positions: Array | None,
@@ -351,7 +400,8 @@ def _check_inputs(
     permutation_key: Array | None,
     example_ids: Array | None,
     mesh: Mesh | None,
-):
+) -> None:
+    """Raises a ValueError unless the arguments of `Decoder.__call__` fit together."""
     if tokens.ndim != 2 or not jnp.issubdtype(tokens.dtype, jnp.integer):
         raise ValueError(
             f'tokens must be whole numbers [B, T], got {tokens.dtype} of shape {tokens.shape}.'

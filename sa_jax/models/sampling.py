@@ -1,4 +1,4 @@
-"""Continuing a text with a decoder: the whole prefix again for every token, no cache."""
+"""Continuing a text with a decoder."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+from sa_jax.models import decoding
 from sa_jax.models.decoder import Decoder
 
 
@@ -25,9 +26,10 @@ def sample(
 ) -> Array:
     """Draws tokens behind a prompt, one at a time.
 
-    Every step runs the model over a buffer of fixed length, so that there is one compilation and
-    a sparse path sees what it saw in training: the permutations are those of a sequence of that
-    length, held fixed over the steps. Causality keeps the unwritten tail from having any effect.
+    A sparse path sees what it saw in training: the permutations are those of a sequence of fixed
+    length, held over the steps. Every step appends a token to the cache of `decoding`; for a model
+    with a path that has none it runs the whole sequence, whose unwritten tail causality keeps from
+    having any effect. Either way there is one compilation for prompts of any length.
 
     Args:
       model: The decoder.
@@ -37,7 +39,7 @@ def sample(
       temperature: Divides the logits; 0 takes the likeliest token.
       top_k: Draw among the k likeliest tokens only; all by default.
       permutation_key: A typed key for the permutations; by default derived from `key`.
-      length: Length of the buffer in tokens, such as the training sequence length; by default
+      length: Length of the sequence in tokens, such as the training sequence length; by default
         `S + steps`.
 
     Returns:
@@ -86,10 +88,20 @@ def _check_prompt(tokens: Array) -> tuple[int, int]:
 def _continue(graph, state, buffer, start, stop, key, permutation_key, temperature, top_k) -> Array:
     model = nnx.merge(graph, state)
     example_ids = jnp.arange(buffer.shape[0])
+    cache = None
+    if decoding.can_decode(model.config):
+        _, cache = decoding.prefill(model, buffer, start, permutation_key, example_ids)
+        # The last prompt token is decoded once more, so that all draws begin alike.
+        cache = cache._replace(count=cache.count - 1)
 
-    def draw(position, buffer):
-        output = model(buffer, permutation_key=permutation_key, example_ids=example_ids)
-        logits = jax.lax.dynamic_index_in_dim(output.logits, position - 1, 1, keepdims=False)
+    def draw(position, buffer_and_cache):
+        buffer, cache = buffer_and_cache
+        if cache is None:
+            output = model(buffer, permutation_key=permutation_key, example_ids=example_ids)
+            logits = jax.lax.dynamic_index_in_dim(output.logits, position - 1, 1, keepdims=False)
+        else:
+            last = jax.lax.dynamic_index_in_dim(buffer, position - 1, 1, keepdims=False)
+            logits, cache = decoding.step(model, cache, last)
         if top_k is not None:
             smallest_kept = jax.lax.top_k(logits, top_k)[0][:, -1:]
             logits = jnp.where(logits < smallest_kept, -jnp.inf, logits)
@@ -98,6 +110,7 @@ def _continue(graph, state, buffer, start, stop, key, permutation_key, temperatu
         else:
             step_key = jax.random.fold_in(key, position)
             drawn = jax.random.categorical(step_key, logits / temperature)
-        return jax.lax.dynamic_update_index_in_dim(buffer, drawn.astype(jnp.int32), position, 1)
+        buffer = buffer.at[:, position].set(drawn.astype(jnp.int32))
+        return buffer, cache
 
-    return jax.lax.fori_loop(start, stop, draw, buffer)
+    return jax.lax.fori_loop(start, stop, draw, (buffer, cache))[0]

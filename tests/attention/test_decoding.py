@@ -25,16 +25,15 @@ KEYS = {
     'head': jax.random.split(KEY, (BATCH, KV_HEADS)),
 }
 PATTERNS = [
-    ('sliding_window', {'window': 1}),
-    ('sliding_window', {'window': 6, 'num_sinks': 3}),
-    ('sliding_window', {'window': 99, 'num_sinks': 99}),
-    ('stochastic', {'window': 1}),
-    ('stochastic', {'window': 6}),
-    ('stochastic', {'window': 7, 'num_sinks': 2}),
-    ('stochastic', {'window': 7, 'circular': True}),
-    ('stochastic', {'window': 22, 'circular': True, 'num_sinks': 1}),
-    ('stochastic', {'window': 99, 'circular': True}),
-    ('stochastic', {'window': 99}),
+    ('sliding_window', {'window': 6, 'num_sinks': 3}, 'layer'),
+    ('sliding_window', {'window': 99, 'num_sinks': 99}, 'layer'),
+    ('stochastic', {'window': 1}, 'layer'),
+    ('stochastic', {'window': 6}, 'layer'),
+    ('stochastic', {'window': 7, 'num_sinks': 2}, 'head'),
+    ('stochastic', {'window': 7, 'circular': True}, 'example'),
+    ('stochastic', {'window': 22, 'circular': True, 'num_sinks': 1}, 'layer'),
+    ('stochastic', {'window': 99, 'circular': True}, 'layer'),
+    ('stochastic', {'window': 99}, 'layer'),
 ]
 
 
@@ -51,8 +50,7 @@ def seen(neighbours):
     return counts.astype(bool)
 
 
-@pytest.mark.parametrize('scope', KEYS)
-@pytest.mark.parametrize(('name', 'options'), PATTERNS)
+@pytest.mark.parametrize(('name', 'options', 'scope'), PATTERNS)
 def test_neighbours_are_the_rows_of_the_mask(name, options, scope):
     kind, context = get_attention(name), AttentionContext(key=KEYS[scope])
     query, key, _ = random_inputs()

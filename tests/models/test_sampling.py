@@ -25,9 +25,16 @@ def test_keeps_the_prompt_and_is_determined_by_the_key(make_model, prompt):
     assert (first != sample(model, prompt, 6, key=jax.random.key(1))).any()
 
 
-@pytest.mark.parametrize('options', [{'temperature': 0}, {'top_k': 1}])
-def test_greedy_takes_the_likeliest_token_each_time(make_model, run, prompt, options):
-    model, length = make_model(), 12
+@pytest.mark.parametrize(
+    ('attention', 'options'),
+    [
+        (('stochastic', 'sliding_window'), {'temperature': 0}),
+        # MoBA has no cache: every step runs the whole sequence.
+        (('stochastic', 'moba'), {'top_k': 1}),
+    ],
+)
+def test_greedy_takes_the_likeliest_token_each_time(make_model, run, prompt, attention, options):
+    model, length = make_model(attention), 12
     tokens = sample(
         model, prompt, 4, key=KEY, permutation_key=jax.random.key(5), length=length, **options
     )

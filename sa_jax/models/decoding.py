@@ -1,0 +1,233 @@
+"""Decoding with a cache: each new token attends, in every layer, to what its paths let it see.
+
+A decoder trained on sequences of N tokens keeps their pattern. The permutations over all N tokens
+are drawn beforehand, and token t reads the at most w tokens that share its window and precede it:
+the logits are those of a forward pass over all N tokens, and a step costs O(w), however long the
+context.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from sa_jax.attention.decoding import decode_attention
+from sa_jax.attention.registry import AttentionContext, get_attention
+from sa_jax.models.config import DecoderConfig
+from sa_jax.models.decoder import (
+    Decoder,
+    attend_to_sequence,
+    check_inputs,
+    path_keys,
+    run_layers,
+    unembed,
+)
+
+
+class Cache(NamedTuple):
+    """What the next token needs of those before it.
+
+    Attributes:
+      keys: `[B, L, N, K, H]`, of N tokens at most. The layers of an example stand together, so that
+        rows of any layer are gathered without cutting it out.
+      values: `[B, L, N, K, H]`.
+      prepared: For each path, what its pattern drew over N tokens, stacked along `[L]`.
+      count: int32 `[]`, the tokens so far.
+    """
+
+    keys: Array
+    values: Array
+    prepared: tuple[Any, ...]
+    count: Array
+
+
+def can_decode(config: DecoderConfig) -> bool:
+    """Whether all attention paths of a decoder can be decoded with a cache."""
+    return all(get_attention(name).decoding is not None for name in config.attention)
+
+
+def start(
+    model: Decoder,
+    prompt: Array,
+    *,
+    length: int,
+    permutation_key: Array | None = None,
+    example_ids: Array | None = None,
+) -> tuple[Array, Cache]:
+    """Runs the prompts and keeps their keys and values.
+
+    Args:
+      model: The decoder.
+      prompt: `[B, S]` prompts of one length S >= 1.
+      length: N, the tokens that the cache can hold, prompt included: the length of the sequences
+        that the decoder was trained on, since the permutations are those of N tokens.
+      permutation_key: A typed key, as for the decoder; needed by paths that permute.
+      example_ids: `[B]`; needed (only) if `permutation_scope` is 'example'.
+
+    Returns:
+      The logits `[B, V]` of the token behind the prompts, float32, and the cache.
+
+    Raises:
+      ValueError: The prompt is empty or longer than the cache, a path can't be decoded, or the
+        inputs don't fit the decoder.
+    """
+    check_inputs(model.config, prompt, None, None, permutation_key, example_ids, None)
+    if not 1 <= prompt.shape[1] <= length:
+        raise ValueError(
+            f'The prompt has {prompt.shape[1]} tokens and the cache length = {length}; expected at '
+            'least one token, and no more than the cache can hold.'
+        )
+    buffer = jnp.zeros((prompt.shape[0], length), jnp.int32).at[:, : prompt.shape[1]].set(prompt)
+    return _prefill(*nnx.split(model), buffer, prompt.shape[1], permutation_key, example_ids)
+
+
+def prefill(
+    model: Decoder,
+    buffer: Array,
+    count: Array | int,
+    permutation_key: Array | None,
+    example_ids: Array | None,
+) -> tuple[Array, Cache]:
+    """`start` for prompts in a buffer `[B, N]`, of which `count` tokens are set.
+
+    The whole buffer goes through the decoder: causality keeps the rest of it from being seen.
+    """
+    config = model.config
+    _check_paths(config)
+    batch, length = buffer.shape
+    context = AttentionContext(key=permutation_key)
+
+    def attend(query, key, value, layer, memory):
+        heads = attend_to_sequence(
+            query,
+            key,
+            value,
+            config=config,
+            context=context,
+            layer=layer,
+            example_ids=example_ids,
+            mesh=None,
+        )
+        keys, values = memory
+        return heads, (keys.at[:, layer].set(key), values.at[:, layer].set(value))
+
+    shape = (batch, config.num_layers, length, config.num_kv_heads, config.head_dim)
+    empty = jnp.zeros(shape, config.compute_dtype)
+    x, (keys, values), _ = run_layers(model, buffer, attend, (empty, empty))
+
+    def prepare(layer):
+        path_contexts = (
+            AttentionContext(key=key, layer=layer)
+            for key in path_keys(config, permutation_key, layer, example_ids, batch=batch)
+        )
+        return tuple(
+            decoding.prepare(path_context, length, **options)
+            for (decoding, options), path_context in zip(_paths(config), path_contexts, strict=True)
+        )
+
+    prepared = jax.lax.map(prepare, jnp.arange(config.num_layers))
+    last = jax.lax.dynamic_slice_in_dim(x, count - 1, 1, axis=1)
+    return unembed(model, last)[:, 0], Cache(keys, values, prepared, jnp.asarray(count, jnp.int32))
+
+
+def step(model: Decoder, cache: Cache, tokens: Array) -> tuple[Array, Cache]:
+    """Appends one token to every example.
+
+    Compiled once for all steps. Inside a caller's `jax.jit` a full cache gives NaN instead of an
+    error.
+
+    Args:
+      model: The decoder.
+      cache: Of `start` or the step before; donated, hence of no use afterwards.
+      tokens: `[B]`, whole numbers below V; others give NaN.
+
+    Returns:
+      The logits `[B, V]` of the next token, float32, and the cache.
+
+    Raises:
+      ValueError: The cache is full, or there isn't one token per example.
+    """
+    batch, _, length, *_ = cache.keys.shape
+    if tokens.shape != (batch,):
+        raise ValueError(f'tokens has shape {tokens.shape}; expected one per example, ({batch},).')
+    if not isinstance(cache.count, jax.core.Tracer) and cache.count >= length:
+        raise ValueError(
+            f'The cache is full: it holds {cache.count} tokens of at most length = {length}; start '
+            'with a greater length, or anew with the last tokens as the prompt.'
+        )
+    return _step(*nnx.split(model), cache, tokens)
+
+
+@functools.partial(jax.jit, static_argnames='graph')
+def _prefill(graph, state, *inputs):
+    return prefill(nnx.merge(graph, state), *inputs)
+
+
+@functools.partial(jax.jit, static_argnames='graph', donate_argnames='cache')
+def _step(graph, state, cache, tokens):
+    model = nnx.merge(graph, state)
+    config, count = model.config, cache.count
+    _, layers, length, *_ = cache.keys.shape
+
+    def neighbours(prepared, _):
+        return tuple(
+            decoding.neighbours and decoding.neighbours(drawn, count, length, **options)
+            for (decoding, options), drawn in zip(_paths(config), prepared, strict=True)
+        )
+
+    # Of all layers at once: cutting a layer out of `prepared` would cost O(N).
+    rows = jax.vmap(neighbours)(cache.prepared, jnp.arange(layers))
+
+    def attend(query, key, value, layer, memory):
+        memory = tuple(
+            jax.lax.dynamic_update_slice(x, y[:, None], (0, layer, count, 0, 0))
+            for x, y in zip(memory, (key, value), strict=True)
+        )
+        heads = tuple(
+            _attend_to_cache(query, *memory, layer, count, path_rows, options)
+            for (_, options), path_rows in zip(_paths(config), rows, strict=True)
+        )
+        return heads, memory
+
+    positions = jnp.broadcast_to(count, (len(tokens), 1))
+    x, (keys, values), _ = run_layers(
+        model, tokens[:, None], attend, (cache.keys, cache.values), positions=positions
+    )
+    logits = jnp.where(count < length, unembed(model, x)[:, 0], jnp.nan)
+    return logits, Cache(keys, values, cache.prepared, count + 1)
+
+
+def _attend_to_cache(query, keys, values, layer, token, rows, options):
+    """One path's heads `[B, 1, N, H]`, from the cache `[B, L, N, K, H]` of all layers."""
+    batch, layers, length, *head = keys.shape
+    names = ('scale', 'logits_soft_cap', 'sink_logits')
+    options = {name: options[name] for name in names if name in options}
+    if rows is None:
+        keys, values = keys[:, layer], values[:, layer]
+        return decode_attention(query, keys, values, token=token, **options)
+    rows = jnp.where(rows[layer] < 0, -1, rows[layer] + layer * length)
+    keys, values = (x.reshape(batch, layers * length, *head) for x in (keys, values))
+    return decode_attention(query, keys, values, rows, **options)
+
+
+def _paths(config):
+    """How each path is decoded, and its options."""
+    return [
+        (get_attention(name).decoding, config.attention_options.get(name, {}))
+        for name in config.attention
+    ]
+
+
+def _check_paths(config):
+    for name in config.attention:
+        if get_attention(name).decoding is None:
+            raise ValueError(
+                f'The attention path {name!r} cannot be decoded with a cache; run the whole '
+                'sequence for every token (sa_jax.models.sampling.sample does), or register the '
+                "path's `decoding`."
+            )
