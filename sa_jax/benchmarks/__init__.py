@@ -1,0 +1,1 @@
+"""Speed of the attention functions beside what a user would pick instead."""
