@@ -19,7 +19,7 @@ from jax.experimental.pallas import triton as plt
 from sa_jax.attention import gpu_kernels
 from sa_jax.attention import permutation as permutations
 from sa_jax.attention.gpu_kernels import Lanes, Rules
-from sa_jax.attention.launch import Launch, Tile
+from sa_jax.attention.launch import Launch
 
 # The first and the last lane `[B or 1, K or 1, T]` of the run that each lane's segment fills.
 Runs = tuple[jax.Array | np.ndarray, jax.Array | np.ndarray]
@@ -85,6 +85,10 @@ def attend(
         else x.astype(common)
         for x in (query, key, value)
     )
+    if rules.scale <= 0:
+        # The kernels take the largest product for the largest logit.
+        query = query * np.sign(rules.scale).astype(common)
+        rules = dataclasses.replace(rules, scale=abs(rules.scale) or 1.0)
     rows = lanes.row
     is_permuted = rows is not None and rows.shape[1] == 1 and not launch.fused
     if is_permuted:

@@ -3,7 +3,7 @@
 Tokens stand in lanes. A program owns a block of query lanes (of key lanes, for dk and dv) of one
 head and meets the blocks of other lanes in its range. Rows are read and written through the
 lanes' row numbers, so that no permuted copy exists; Triton loads them ahead of the arithmetic.
-Logits are held in base 2, statistics and sums in float32; the backward computes the weights again.
+Exponents are of base 2, statistics and sums float32; the backward computes the weights again.
 """
 
 import dataclasses
@@ -20,9 +20,8 @@ from jax.experimental.pallas import triton as plt
 
 from sa_jax.attention.launch import Tile
 
-# Logits nobody sees, and the least running maximum: exp2(UNSEEN - FLOOR) is 0, also in empty rows.
-_UNSEEN, _FLOOR = -1e30, -5e29
-_LOG2_E = math.log2(math.e)
+# The least running maximum: finite, so that an unseen logit's -inf less it is no NaN.
+_FLOOR = -1e30
 
 
 class Lanes(NamedTuple):
@@ -54,7 +53,7 @@ class Rules:
     Attributes:
       back: the window's side towards smaller coordinates; None: no limit.
       ahead: the other side.
-      scale: of the logits.
+      scale: of the logits, more than 0.
       logits_soft_cap: c in c·tanh(logits / c), or None.
     """
 
@@ -80,6 +79,7 @@ def forward_kernel(
 ):
     """Output `[L, H]` by token and log-sum-exp `[L]` by lane, in base 2."""
     own = pl.program_id(1)
+    factor = _factor(rules)
     sizes = k_ref.shape[0], output_ref.shape[0]
     queries = _block(lanes, own * tile.block_q, tile.block_q, lanes.query_segment, sizes)
     q = q_ref[queries.row, :]
@@ -90,8 +90,8 @@ def forward_kernel(
         k, v = k_ref[keys.row, :], _valid(v_ref[keys.row, :], keys)
         logits, _ = _logits(q, k, _sees(queries, keys, rules), rules)
         updated = jnp.maximum(largest, logits.max(1))
-        weights = jnp.exp2(logits - updated[:, None])
-        shrink = jnp.exp2(largest - updated)
+        weights = jnp.exp2(logits * factor - (updated * factor)[:, None])
+        shrink = jnp.exp2((largest - updated) * factor)
         output = output * shrink[:, None] + _dot(weights.astype(v.dtype), v)
         return updated, total * shrink + weights.sum(1), output
 
@@ -101,9 +101,10 @@ def forward_kernel(
         jnp.zeros((tile.block_q, q.shape[1]), jnp.float32),
     )
     largest, total, output = lax.fori_loop(start_ref[own], stop_ref[own], step, carry)
-    total = jnp.maximum(total, jnp.finfo(jnp.float32).tiny)
+    is_empty = total == 0
+    total = jnp.where(is_empty, 1, total)
     output_ref[queries.write, :] = (output / total[:, None]).astype(output_ref.dtype)
-    lse_ref[queries.run] = largest + jnp.log2(total)
+    lse_ref[queries.run] = jnp.where(is_empty, _FLOOR, largest * factor + jnp.log2(total))
 
 
 def dq_kernel(
@@ -123,7 +124,7 @@ def dq_kernel(
     tile: Tile,
     rules,
 ):
-    """dq `[L, H]` by token; and delta, the sum of do · output less dlse, `[L]` by lane."""
+    """Gradient dq `[L, H]` by token; and delta, the sum of do · output less dlse, `[L]` by lane."""
     own = pl.program_id(1)
     sizes = k_ref.shape[0], dq_ref.shape[0]
     queries = _block(lanes, own * tile.block_q, tile.block_q, lanes.query_segment, sizes)
@@ -138,7 +139,7 @@ def dq_kernel(
         keys = _block(lanes, other * tile.block_k, tile.block_k, lanes.key_segment, sizes)
         k, v = (_valid(ref[keys.row, :], keys) for ref in (k_ref, v_ref))
         logits, slope = _logits(q, k, _sees(queries, keys, rules), rules)
-        weights = jnp.exp2(logits - lse[:, None])
+        weights = jnp.exp2(logits * _factor(rules) - lse[:, None])
         dlogits = weights * (_dot(do, v, trans_b=True) - delta[:, None]) * slope
         return dq + _dot(dlogits.astype(k.dtype), k)
 
@@ -163,7 +164,7 @@ def dkv_kernel(
     tile: Tile,
     rules,
 ):
-    """dk and dv `[L, H]` by token, summed over the query heads that share them."""
+    """Gradients dk and dv `[L, H]` by token, summed over the query heads that share them."""
     own = pl.program_id(1)
     sizes = k_ref.shape[0], dk_ref.shape[0]
     keys = _block(lanes, own * tile.block_k, tile.block_k, lanes.key_segment, sizes)
@@ -177,7 +178,7 @@ def dkv_kernel(
             q, do = (_valid(ref[queries.row, number, :], queries) for ref in (q_ref, do_ref))
             lse, delta = (ref[number, queries.run] for ref in (lse_ref, delta_ref))
             logits, slope = _logits(k, q, _sees(queries, keys, rules, keys_first=True), rules)
-            weights = jnp.exp2(logits - lse[None, :])
+            weights = jnp.exp2(logits * _factor(rules) - lse[None, :])
             dv += _dot(weights.astype(do.dtype), do)
             dlogits = weights * (_dot(v, do, trans_b=True) - delta[None, :]) * slope
             return dk + _dot(dlogits.astype(q.dtype), q), dv
@@ -244,14 +245,18 @@ def _sees(queries, keys, rules, keys_first=False):
 
 
 def _logits(a, b, mask, rules):
-    """Logits a·b in base 2, masked, and the derivative of the cap."""
+    """Masked logits a·b in units of `_factor`, and the derivative of the cap."""
     logits, slope = _dot(a, b, trans_b=True), 1.0
-    if rules.logits_soft_cap is None:
-        logits *= rules.scale * _LOG2_E
-    else:
-        tanh = jnp.tanh(logits * (rules.scale / rules.logits_soft_cap))
-        logits, slope = tanh * (rules.logits_soft_cap * _LOG2_E), 1 - tanh * tanh
-    return logits if mask is None else jnp.where(mask, logits, _UNSEEN), slope
+    if rules.logits_soft_cap is not None:
+        logits = jnp.tanh(logits * (rules.scale / rules.logits_soft_cap))
+        slope = 1 - logits * logits
+    return logits if mask is None else jnp.where(mask, logits, -math.inf), slope
+
+
+def _factor(rules):
+    """What makes `_logits` exponents of 2: multiplied last, as part of the subtraction."""
+    scale = rules.scale if rules.logits_soft_cap is None else rules.logits_soft_cap
+    return scale * math.log2(math.e)
 
 
 def _dot(a, b, trans_b=False):

@@ -143,8 +143,7 @@ def _attention(query, key, value, segment_ids, sink_logits, options, lanes, runs
 
 def _first_tokens(query, key, value, segment_ids, options, number):
     """Logits of the first tokens of each query's segment `[B, T, N, c]`; values by kv head."""
-    batch, length, heads, head_dim = query.shape
-    kv_heads = key.shape[2]
+    batch, length, kv_heads, head_dim = key.shape
     rank = jnp.arange(number, dtype=jnp.int32)
     token = rank[None, None]
     if segment_ids is None:
