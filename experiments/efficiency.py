@@ -20,7 +20,7 @@ from absl import app, flags
 
 from sa_jax.benchmarks.settings import Sweep, default_sweep
 from sa_jax.benchmarks.sweep import AnotherSweepError, run_sweep
-from sa_jax.report import efficiency, efficiency_plot
+from sa_jax.report import efficiency_plot, efficiency_tables
 from sa_jax.training.results import write_result
 
 _WORKDIR = flags.DEFINE_string(
@@ -104,7 +104,7 @@ def main(argv: list[str]) -> None:
         seeds={'inputs': sweep.seed},
     )
     result = json.loads((workdir / 'result.json').read_text())
-    tables = efficiency.tables(result)
+    tables = efficiency_tables.tables(result)
     (workdir / 'efficiency.md').write_text(tables)
     efficiency_plot.plot(result, workdir / 'efficiency.png')
     print(tables)

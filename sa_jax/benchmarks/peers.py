@@ -8,16 +8,8 @@ import jax
 from sa_jax.benchmarks import patterns
 from sa_jax.benchmarks.patterns import TWO_SIDED
 from sa_jax.benchmarks.runners import NotAvailableError, Runner, prepare_jax
-from sa_jax.benchmarks.settings import Case, Inputs, Sweep
+from sa_jax.benchmarks.settings import PEERS, Case, Inputs, Sweep
 
-# The kinds of each peer. Of these the FlexAttention peer alone has the stochastic ones.
-PEERS = {
-    'jax_xla': ('full',),
-    'jax_cudnn': ('full', 'sliding_window'),
-    'tokamax': ('full', 'sliding_window', TWO_SIDED),
-    'torch_sdpa': ('full',),
-    'torch_flex': ('full', 'sliding_window', TWO_SIDED, 'stochastic', 'stochastic_partition'),
-}
 LABELS = {
     'jax_xla': 'jax.nn, XLA',
     'jax_cudnn': 'jax.nn, cuDNN',

@@ -8,6 +8,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+# The kinds of each peer. Of these FlexAttention alone has the stochastic ones.
+PEERS = {
+    'jax_xla': ('full',),
+    'jax_cudnn': ('full', 'sliding_window'),
+    'tokamax': ('full', 'sliding_window', 'sliding_window_two_sided'),
+    'torch_sdpa': ('full',),
+    'torch_flex': (
+        'full',
+        'sliding_window',
+        'sliding_window_two_sided',
+        'stochastic',
+        'stochastic_partition',
+    ),
+}
 MODES = ('forward', 'forward_backward')
 DTYPES = ('float32', 'bfloat16', 'float16')
 
@@ -22,7 +36,7 @@ class Sweep:
         sliding-window attention joined by sigmoid gates) and 'sliding_window_two_sided' (the
         stochastic window's geometry in the tokens' own order).
       implementations: of this package's functions; 'default' is what a call without one takes.
-      peers: names in `peers.PEERS`.
+      peers: what to compare with, of PEERS.
       dtypes: of query, key and value.
       modes: of MODES.
       batch: examples.
@@ -56,7 +70,7 @@ class Sweep:
         'moba',
     )
     implementations: tuple[str, ...] = ('default',)
-    peers: tuple[str, ...] = ('jax_xla', 'jax_cudnn', 'tokamax', 'torch_sdpa', 'torch_flex')
+    peers: tuple[str, ...] = tuple(PEERS)
     dtypes: tuple[str, ...] = ('float32',)
     modes: tuple[str, ...] = MODES
     batch: int = 1
@@ -83,7 +97,7 @@ class Sweep:
         for name in (*counts, 'top_k', 'rounds', 'check_length', 'matmul_size'):
             if getattr(self, name) < 1:
                 raise ValueError(f'{name} is {getattr(self, name)}; expected at least 1')
-        for name, known in (('modes', MODES), ('dtypes', DTYPES)):
+        for name, known in (('modes', MODES), ('dtypes', DTYPES), ('peers', PEERS)):
             for value in getattr(self, name):
                 if value not in known:
                     raise ValueError(f'{name}: {value!r}; expected {", ".join(known)}')
@@ -118,19 +132,14 @@ class Case(NamedTuple):
         return ' '.join(self)
 
 
-def cases(sweep: Sweep, peer_kinds: dict[str, tuple[str, ...]]) -> list[Case]:
-    """All cases of a sweep, this package's own before the peers of the same kind.
-
-    Args:
-      sweep: the settings.
-      peer_kinds: the kinds that each peer offers.
-    """
+def cases(sweep: Sweep) -> list[Case]:
+    """All cases of a sweep, this package's own before the peers of the same kind."""
     return [
         Case(kind, implementation, dtype, mode)
         for dtype, mode, kind in itertools.product(sweep.dtypes, sweep.modes, sweep.kinds)
         for implementation in (
             *sweep.implementations,
-            *(peer for peer in sweep.peers if kind in peer_kinds[peer]),
+            *(peer for peer in sweep.peers if kind in PEERS[peer]),
         )
     ]
 

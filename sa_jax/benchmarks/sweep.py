@@ -45,7 +45,7 @@ def run_sweep(sweep: Sweep, workdir: Path) -> dict:
     """
     (workdir / 'lengths').mkdir(parents=True, exist_ok=True)
     _claim(workdir, sweep)
-    every = cases(sweep, peers.PEERS)
+    every = cases(sweep)
     rounds = sweep.rounds + 1  # One stands for preparing a case.
     total = len(every) * (1 + rounds * len(sweep.lengths))
     with tqdm(total=total, dynamic_ncols=True, disable=None) as bar:

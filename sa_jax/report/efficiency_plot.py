@@ -7,7 +7,7 @@ import numpy as np
 
 from sa_jax.benchmarks import patterns, peers
 from sa_jax.benchmarks.settings import Case
-from sa_jax.report.efficiency import Measurements, device_label, is_peer, settings_label
+from sa_jax.report.efficiency_tables import Measurements, device_label, is_peer, settings_label
 
 matplotlib.use('Agg')
 from matplotlib import pyplot as plt

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sa_jax.benchmarks import patterns, peers
-from sa_jax.benchmarks.settings import Case
+from sa_jax.benchmarks.settings import PEERS, Case
 from sa_jax.report import paper
 
 NOT_MEASURED = 'not measured'
@@ -98,7 +98,7 @@ class Measurements:
 
 def is_peer(case: Case) -> bool:
     """Whether another library runs the case."""
-    return case.implementation in peers.PEERS
+    return case.implementation in PEERS
 
 
 def case_label(case: Case) -> str:
@@ -268,7 +268,8 @@ def _left_out(result: dict) -> str:
         for x in record['cases']:
             if 'skipped' in x:
                 case = _case(x)
-                name = f'{case_label(case)}, {_MODES[case.mode]}, {case.dtype}'
+                name = f'{case_label(case)}, {_MODES[case.mode]}'
+                name += f', {case.dtype}' if len(result['config']['dtypes']) > 1 else ''
                 lengths.setdefault((name, x['skipped']), []).append(record['length'])
     names: dict[tuple[str, str], list[str]] = {}
     for (name, reason), missed in lengths.items():
