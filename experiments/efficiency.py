@@ -97,6 +97,8 @@ def main(argv: list[str]) -> None:
         figures = run_sweep(sweep, workdir)
     except AnotherSweepError as error:
         raise SystemExit(str(error)) from None
+    except KeyboardInterrupt:
+        raise SystemExit('Stopped; the same command continues behind the last length.') from None
     write_result(
         workdir / 'result.json',
         config=sweep.to_json(),

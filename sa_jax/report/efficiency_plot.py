@@ -31,7 +31,7 @@ _DASHES = {
     'torch_sdpa': (0, (3.5, 1.5)),
     'torch_flex': (0, (1.5, 1.5)),
 }
-_TITLES = {'forward': 'forward', 'forward_backward': 'forward + backward'}
+_TITLES = {'forward': 'Forward', 'forward_backward': 'Forward + backward'}
 _STYLE = {
     'font.size': 11,
     'axes.titlesize': 12,
@@ -65,10 +65,12 @@ def plot(result: dict, path: Path) -> None:
             layout='constrained',
         )
         figure.get_layout_engine().set(wspace=0.04)
+        medians = [data.time(x, n).median for x in data.cases for n in _measured(data, x)]
+        limits = min(medians) / 2.5, max(medians) * 2
         for axes, (dtype, mode) in zip(panels[0], groups, strict=True):
-            cases = [x for x in data.cases if (x.dtype, x.mode) == (dtype, mode)]
-            _draw(axes, data, cases)
-            axes.set_title(f'{_TITLES[mode].capitalize()}, {dtype}', loc='left')
+            axes.set(xscale='log', yscale='log', ylim=limits)
+            _draw(axes, data, [x for x in data.cases if (x.dtype, x.mode) == (dtype, mode)])
+            axes.set_title(f'{_TITLES[mode]}, {dtype}', loc='left')
         panels[0][0].set_ylabel('time of a call, ms')
         figure.supxlabel(
             f'{device_label(result)}; {settings_label(result)}; '
@@ -80,10 +82,14 @@ def plot(result: dict, path: Path) -> None:
         plt.close(figure)
 
 
+def _measured(data: Measurements, case: Case) -> list[int]:
+    return [n for n in data.lengths if data.time(case, n)]
+
+
 def _draw(axes: plt.Axes, data: Measurements, cases: list[Case]) -> None:
-    ends = []
+    ends: dict[tuple[int, float], list[tuple]] = {}
     for case in cases:
-        lengths = [n for n in data.lengths if data.time(case, n)]
+        lengths = _measured(data, case)
         times = [data.time(case, n) for n in lengths]
         color = _COLORS.get(case.kind, _MUTED)
         medians = [x.median for x in times]
@@ -92,16 +98,21 @@ def _draw(axes: plt.Axes, data: Measurements, cases: list[Case]) -> None:
             medians,
             color=color,
             ls=_DASHES.get(case.implementation, '-'),
-            lw=1.5 if is_peer(case) else 2.2,
+            lw=1.3 if is_peer(case) else 2.2,
             marker='o',
-            ms=3 if is_peer(case) else 4.5,
+            ms=2.5 if is_peer(case) else 4.5,
             zorder=2 if is_peer(case) else 3,
         )
         low, high = [x.low for x in times], [x.high for x in times]
         axes.fill_between(lengths, low, high, color=color, alpha=0.18, lw=0)
-        ends.append((lengths[-1], medians[-1], _label(case), color))
-    axes.set_xscale('log', base=2)
-    axes.set_yscale('log')
+        if lengths[-1] == data.lengths[-1]:
+            distance = 1.45
+        else:
+            # Beside the end; before it, if other lines of the pattern go on.
+            longest = max(_measured(data, x)[-1] for x in cases if x.kind == case.kind)
+            distance = 1.15 if lengths[-1] == longest else 1 / 1.15
+        end = lengths[-1], distance
+        ends.setdefault(end, []).append((medians[-1], _label(case), color))
     axes.set_xticks(data.lengths, [_short(n) for n in data.lengths])
     axes.minorticks_off()
     axes.grid(axis='y', color='#EEEEEE', lw=0.8)
@@ -109,60 +120,80 @@ def _draw(axes: plt.Axes, data: Measurements, cases: list[Case]) -> None:
     axes.set_xlabel('tokens')
     axes.spines[['top', 'right']].set_visible(False)
     axes.tick_params(axis='y', labelleft=True)
-    _guides(axes, data.lengths)
-    _label_ends(axes, ends, data.lengths)
+    for (length, distance), names in ends.items():
+        _label_ends(axes, length, distance, names)
+    _guides(axes, data, cases)
 
 
-def _guides(axes: plt.Axes, lengths: list[int]) -> None:
-    """Faint lines of linear and quadratic growth through the panel's lower left corner."""
-    bottom, top = axes.get_ylim()
-    x = np.array([lengths[0], lengths[-1]], float)
-    for power, name in ((1, 'O(n)'), (2, 'O(n²)')):
-        y = bottom * 1.25 * (x / x[0]) ** power
-        axes.plot(x, y, color='#BBBBBB', lw=1, ls=(0, (2, 3)), zorder=1)
-        # The name stands on the line, at its last point inside the panel.
-        inside = min(x[1], x[0] * (top / bottom / 1.6) ** (1 / power))
-        middle = x[0] * (inside / x[0]) ** 0.8
-        axes.text(
-            middle,
-            bottom * 1.25 * (middle / x[0]) ** power,
-            name,
-            color=_MUTED,
-            fontsize=9,
-            ha='center',
-            va='center',
-            bbox={'facecolor': 'white', 'edgecolor': 'none', 'pad': 1.5},
-            zorder=1.5,
-        )
-    axes.set_ylim(bottom, top)
+def _guides(axes: plt.Axes, data: Measurements, cases: list[Case]) -> None:
+    """Faint lines of linear growth below all others, and of quadratic growth before them."""
+    points = [(n, data.time(x, n).median) for x in cases for n in _measured(data, x)]
+    x = np.array([data.lengths[0], data.lengths[-1]], float)
+    _guide(axes, x, min(y / n for n, y in points) / 1.6 * x, 'O(n)', 'top')
+    # Its upper part only: at short lengths a call costs more than the square's share.
+    slowest = max(y for _, y in points)
+    factor = 2.2 * max(y / n**2 for n, y in points if y > slowest / 5)
+    top = (axes.get_ylim()[1] / factor) ** 0.5
+    x = np.array([top / 4, top])
+    _guide(axes, x, factor * x**2, 'O(n²)', 'bottom')
 
 
-def _label_ends(axes: plt.Axes, ends: list[tuple], lengths: list[int]) -> None:
-    """Names each line at the right, apart from one another, tied to its end by a thin line."""
-    bottom, top = np.log(axes.get_ylim())
-    gap = (top - bottom) / 24
-    ends = sorted(ends, key=lambda x: x[1])
-    heights = np.log([x[1] for x in ends])
-    for _ in range(200):
-        # Neighbours that stand too close push each other away.
-        for i in range(len(heights) - 1):
-            lack = gap - (heights[i + 1] - heights[i])
-            if lack > 0:
-                heights[i] -= lack / 2
-                heights[i + 1] += lack / 2
-        heights = np.clip(heights, bottom, top + 2 * gap)
-    factor = (lengths[-1] / lengths[0]) ** 0.035 if len(lengths) > 1 else 1.05
-    for (x, y, name, color), height in zip(ends, heights, strict=True):
+def _guide(axes: plt.Axes, x: np.ndarray, y: np.ndarray, name: str, side: str) -> None:
+    limits = axes.get_xlim()
+    axes.plot(x, y, color='#AAAAAA', lw=1, ls=(0, (2, 3)), zorder=1)
+    middle = (np.prod(x) ** 0.5, np.prod(y) ** 0.5)
+    offset, align = ((6, -4), 'left') if side == 'top' else ((-6, 4), 'right')
+    axes.annotate(
+        name,
+        middle,
+        offset,
+        textcoords='offset points',
+        color=_MUTED,
+        fontsize=9,
+        ha=align,
+        va=side,
+    )
+    axes.set_xlim(limits)
+
+
+def _label_ends(axes: plt.Axes, length: int, distance: float, names: list[tuple]) -> None:
+    """Names the lines that end at a length, apart from one another, each tied to its end."""
+    align = 'left' if distance > 1 else 'right'
+    names = sorted(names)
+    heights = _apart(np.log([y for y, _, _ in names]), np.log(axes.get_ylim()))
+    for (y, name, color), height in zip(names, heights, strict=True):
         axes.annotate(
             name,
-            (x, y),
-            (lengths[-1] * factor, np.exp(height)),
+            (length, y),
+            (length * distance, np.exp(height)),
             color=color,
             fontsize=9,
+            ha=align,
             va='center',
-            arrowprops={'arrowstyle': '-', 'color': color, 'lw': 0.5, 'alpha': 0.5},
+            arrowprops={
+                'arrowstyle': '-',
+                'color': color,
+                'lw': 0.6,
+                'alpha': 0.6,
+                'relpos': (0 if align == 'left' else 1, 0.5),
+                'shrinkA': 1,
+                'shrinkB': 3,
+            },
             annotation_clip=False,
         )
+
+
+def _apart(heights: np.ndarray, limits: np.ndarray) -> np.ndarray:
+    """Moves ascending heights until they are a line of text apart."""
+    gap = (limits[1] - limits[0]) / 25
+    heights = heights.copy()
+    for _ in range(500):
+        lack = gap - np.diff(heights)
+        push = np.where(lack > 1e-6, lack / 2, 0)
+        heights[:-1] -= push
+        heights[1:] += push
+        heights += max(0.0, limits[0] - heights[0]) - max(0.0, heights[-1] - limits[1])
+    return heights
 
 
 def _label(case: Case) -> str:

@@ -108,6 +108,8 @@ def test_what_is_left_out_is_told_with_the_reason(result):
     assert left_out == {'about 99 s a call, over the limit of 10 s': cases}
 
 
-def test_plot(result, tmp_path):
+@pytest.mark.parametrize('lengths', [1, 2])
+def test_plot(result, tmp_path, lengths):
+    del result['figures']['lengths'][lengths:]
     efficiency_plot.plot(result, tmp_path / 'efficiency.png')
     assert (tmp_path / 'efficiency.png').read_bytes().startswith(b'\x89PNG')
