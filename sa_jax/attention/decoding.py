@@ -7,8 +7,8 @@ order is drawn beforehand, over all the tokens that the cache can hold.
 
 Neighbours are int32 `[B or 1, K or 1, most]`, each token once and t itself among them, -1 for none.
 `token` is t, a scalar or `[B]`. Permutations are `[N]`, `[B, N]` or `[B, K, N]`: of all N tokens,
-the one in each slot; `slot` is the inverse. The cost of all functions here is independent of N but
-for `decode_attention` without neighbours.
+the one in each slot; `slot` is the inverse. Only `decode_attention` without neighbours costs more
+the more tokens there are.
 """
 
 import functools
@@ -18,6 +18,8 @@ import jax.numpy as jnp
 
 from sa_jax.attention import inputs, masks
 from sa_jax.attention import permutation as permutations
+
+_BLOCK = 1024  # rows of the cache at a time, where all of them are read
 
 
 def sliding_window_neighbours(
@@ -119,6 +121,7 @@ def decode_attention(
     neighbours: jax.Array | None = None,
     *,
     token: jax.Array | int | None = None,
+    offset: jax.Array | int = 0,
     scale: float | None = None,
     logits_soft_cap: float | None = None,
     sink_logits: jax.Array | None = None,
@@ -127,71 +130,111 @@ def decode_attention(
 
     Args:
       query: `[B, 1, N, H]`.
-      key_cache: `[B, S, K, H]`, K dividing N, the rows of the tokens so far, t's own included.
+      key_cache: `[B, S, K, H]`, K dividing N, with the rows of the tokens so far, t's own included.
       value_cache: `[B, S, K, H]`.
-      neighbours: int32 `[B or 1, K or 1, most]`, the rows to attend to, -1 for none. Only they are
-        read.
-      token: t instead, a scalar or `[B]`, for attention to rows 0 … t, in O(S).
+      neighbours: int32 `[B or 1, K or 1, most]`, the tokens to attend to, -1 for none. Only their
+        rows are read.
+      token: t instead, a scalar or `[B]`, for attention to tokens 0 … t, in O(t).
+      offset: the row of token 0, a scalar: one array may hold the caches of several layers.
       scale: factor of the logits; 1/√H by default.
       logits_soft_cap: c in c·tanh(logits / c).
       sink_logits: `[N]`, a logit per head in the denominator only.
 
     Returns:
-      `[B, 1, N, H]` in query's dtype; statistics are float32. Without neighbours it is zero.
+      `[B, 1, N, H]` in query's dtype; statistics are float32. A query without neighbours gives
+      zeros.
 
     Raises:
       ValueError, TypeError: shapes disagree; both or neither of `neighbours` and `token`.
     """
-    inputs.check_heads(query, key_cache, value_cache)
+    _check_decoding(query, key_cache, value_cache, neighbours, token)
     inputs.check_sink_logits(sink_logits, query.shape[2])
-    batch, length, kv_heads, head_dim = key_cache.shape
+    batch, rows, kv_heads, head_dim = key_cache.shape
+    scale = head_dim**-0.5 if scale is None else float(scale)
+    attend = functools.partial(
+        _attend,
+        query.reshape(batch, kv_heads, -1, head_dim),
+        scale=scale,
+        cap=inputs.soft_cap(logits_soft_cap),
+    )
+    state = _initial(batch, kv_heads, query.shape[2] // kv_heads, head_dim, sink_logits)
+    if neighbours is not None:
+        visible = neighbours >= 0
+        index = jnp.where(visible, neighbours + offset, 0)
+        state = attend(_take(key_cache, index), _take(value_cache, index), visible, state)
+    else:
+        token, block = _column(token), min(_BLOCK, rows)
+
+        def attend_to_block(number, state):
+            start = jnp.minimum(offset + number * block, rows - block)
+            index = start - offset + jnp.arange(block)
+            visible = (number * block <= index) & (index <= token)
+            keys, values = (
+                jax.lax.dynamic_slice_in_dim(x, start, block, axis=1)
+                for x in (key_cache, value_cache)
+            )
+            return attend(keys, values, visible, state)
+
+        state = jax.lax.fori_loop(0, token.max() // block + 1, attend_to_block, state)
+    _, total, output = state
+    output /= jnp.where(total > 0, total, 1.0)
+    return output.reshape(query.shape).astype(query.dtype)
+
+
+def _check_decoding(query, key_cache, value_cache, neighbours, token):
+    inputs.check_heads(query, key_cache, value_cache)
     if query.shape[1] != 1:
         raise ValueError(f'query has shape {query.shape}; expected one token, [B, 1, N, H]')
     if (neighbours is None) == (token is None):
         given = 'neither' if token is None else 'both'
         raise ValueError(
             f'got {given} of neighbours and token; give neighbours, or the token up to which all '
-            'rows are visible'
+            'are visible'
         )
-    if neighbours is None:
-        keys, values = key_cache, value_cache
-        visible = jnp.arange(length) <= _column(token)
-    else:
-        if neighbours.ndim != 3 or any(
-            axis not in (1, size)
-            for axis, size in zip(neighbours.shape[:2], (batch, kv_heads), strict=True)
-        ):
-            raise ValueError(
-                f'neighbours has shape {neighbours.shape}; expected [{batch} or 1, {kv_heads} or '
-                '1, most]: row indices per example and key/value head'
-            )
-        keys, values = (_take(x, jnp.maximum(neighbours, 0)) for x in (key_cache, value_cache))
-        visible = neighbours >= 0
+    batch, _, kv_heads, _ = key_cache.shape
+    if neighbours is not None and not (
+        neighbours.ndim == 3
+        and neighbours.shape[0] in (1, batch)
+        and neighbours.shape[1] in (1, kv_heads)
+    ):
+        raise ValueError(
+            f'neighbours has shape {neighbours.shape}; expected [{batch} or 1, {kv_heads} or 1, '
+            'most]: tokens per example and key/value head'
+        )
 
-    scale = head_dim**-0.5 if scale is None else float(scale)
-    query_groups = query.reshape(batch, kv_heads, -1, head_dim)
+
+def _initial(batch, kv_heads, group, head_dim, sink_logits):
+    """The largest logit so far, the denominator relative to it, and the unnormalised output."""
+    shape = (batch, kv_heads, group, 1)
+    if sink_logits is None:
+        largest, total = jnp.full(shape, -jnp.inf), jnp.zeros(shape)
+    else:
+        sinks = sink_logits.astype(jnp.float32).reshape(kv_heads, group, 1)
+        largest, total = jnp.broadcast_to(sinks, shape), jnp.ones(shape)
+    return largest, total, jnp.zeros((batch, kv_heads, group, head_dim))
+
+
+def _attend(query, keys, values, visible, state, *, scale, cap):
+    """The state with those of keys and values `[B, R, K, H]` that are visible added.
+
+    `visible` is `[B or 1, K or 1, R]`.
+    """
     # float32 operands are multiplied in full precision on every device.
     precision = 'highest' if keys.dtype == jnp.float32 else None
     einsum = functools.partial(jnp.einsum, precision=precision, preferred_element_type=jnp.float32)
-    logits = scale * einsum('bkgh,bskh->bkgs', query_groups, keys)
-    cap = inputs.soft_cap(logits_soft_cap)
+    logits = scale * einsum('bkgh,brkh->bkgr', query, keys)
     if cap is not None:
         logits = cap * jnp.tanh(logits / cap)
     logits = jnp.where(visible[:, :, None], logits, -jnp.inf)
-    largest = logits.max(-1, keepdims=True)
-    if sink_logits is not None:
-        sinks = sink_logits.astype(jnp.float32).reshape(kv_heads, -1, 1)
-        largest = jnp.maximum(largest, sinks)
-    largest = jnp.where(jnp.isfinite(largest), largest, 0.0)
-    weights = jnp.exp(logits - largest)
-    total = weights.sum(-1, keepdims=True)
-    if sink_logits is not None:
-        total += jnp.exp(sinks - largest)
-    weights /= jnp.where(total > 0, total, 1.0)
+    before, total, output = state
+    largest = jnp.maximum(before, logits.max(-1, keepdims=True))
+    finite = jnp.where(jnp.isfinite(largest), largest, 0.0)
+    weights, fade = jnp.exp(logits - finite), jnp.exp(before - finite)
     # What isn't seen may hold anything, NaN included.
     values = jnp.where(jnp.moveaxis(visible, 1, 2)[..., None], values, 0)
-    output = einsum('bkgs,bskh->bkgh', weights.astype(values.dtype), values)
-    return output.reshape(query.shape).astype(query.dtype)
+    total = fade * total + weights.sum(-1, keepdims=True)
+    output = fade * output + einsum('bkgr,brkh->bkgh', weights.astype(values.dtype), values)
+    return largest, total, output
 
 
 def _column(token: jax.Array | int) -> jax.Array:

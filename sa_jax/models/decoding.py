@@ -51,6 +51,45 @@ def can_decode(config: DecoderConfig) -> bool:
     return all(get_attention(name).decoding is not None for name in config.attention)
 
 
+def empty_cache(
+    config: DecoderConfig,
+    batch: int,
+    *,
+    length: int,
+    permutation_key: Array | None = None,
+    example_ids: Array | None = None,
+) -> Cache:
+    """A cache without tokens, its permutations drawn.
+
+    Args:
+      config: The architecture.
+      batch: B, the number of examples.
+      length: N, the tokens that it can hold.
+      permutation_key: A typed key, as for the decoder; needed by paths that permute.
+      example_ids: `[B]`; needed (only) if `permutation_scope` is 'example'.
+
+    Returns:
+      The cache, in the decoder's `compute_dtype`.
+
+    Raises:
+      ValueError: A path can't be decoded, or the key is missing.
+    """
+    _check_paths(config)
+
+    def prepare(layer):
+        keys = path_keys(config, permutation_key, layer, example_ids, batch=batch)
+        return tuple(
+            decoding.prepare(AttentionContext(key=key, layer=layer), length, **options)
+            for (decoding, options), key in zip(_paths(config), keys, strict=True)
+        )
+
+    shape = (batch, config.num_layers, length, config.num_kv_heads, config.head_dim)
+    # Two arrays: each is donated by itself.
+    keys, values = (jnp.zeros(shape, config.compute_dtype) for _ in range(2))
+    prepared = jax.lax.map(prepare, jnp.arange(config.num_layers))
+    return Cache(keys, values, prepared, jnp.int32(0))
+
+
 def start(
     model: Decoder,
     prompt: Array,
@@ -98,8 +137,13 @@ def prefill(
     The whole buffer goes through the decoder: causality keeps the rest of it from being seen.
     """
     config = model.config
-    _check_paths(config)
-    batch, length = buffer.shape
+    cache = empty_cache(
+        config,
+        len(buffer),
+        length=buffer.shape[1],
+        permutation_key=permutation_key,
+        example_ids=example_ids,
+    )
     context = AttentionContext(key=permutation_key)
 
     def attend(query, key, value, layer, memory):
@@ -116,23 +160,10 @@ def prefill(
         keys, values = memory
         return heads, (keys.at[:, layer].set(key), values.at[:, layer].set(value))
 
-    shape = (batch, config.num_layers, length, config.num_kv_heads, config.head_dim)
-    empty = jnp.zeros(shape, config.compute_dtype)
-    x, (keys, values), _ = run_layers(model, buffer, attend, (empty, empty))
-
-    def prepare(layer):
-        path_contexts = (
-            AttentionContext(key=key, layer=layer)
-            for key in path_keys(config, permutation_key, layer, example_ids, batch=batch)
-        )
-        return tuple(
-            decoding.prepare(path_context, length, **options)
-            for (decoding, options), path_context in zip(_paths(config), path_contexts, strict=True)
-        )
-
-    prepared = jax.lax.map(prepare, jnp.arange(config.num_layers))
+    x, (keys, values), _ = run_layers(model, buffer, attend, (cache.keys, cache.values))
     last = jax.lax.dynamic_slice_in_dim(x, count - 1, 1, axis=1)
-    return unembed(model, last)[:, 0], Cache(keys, values, prepared, jnp.asarray(count, jnp.int32))
+    count = jnp.asarray(count, jnp.int32)
+    return unembed(model, last)[:, 0], Cache(keys, values, cache.prepared, count)
 
 
 def step(model: Decoder, cache: Cache, tokens: Array) -> tuple[Array, Cache]:
@@ -207,12 +238,9 @@ def _attend_to_cache(query, keys, values, layer, token, rows, options):
     batch, layers, length, *head = keys.shape
     names = ('scale', 'logits_soft_cap', 'sink_logits')
     options = {name: options[name] for name in names if name in options}
-    if rows is None:
-        keys, values = keys[:, layer], values[:, layer]
-        return decode_attention(query, keys, values, token=token, **options)
-    rows = jnp.where(rows[layer] < 0, -1, rows[layer] + layer * length)
     keys, values = (x.reshape(batch, layers * length, *head) for x in (keys, values))
-    return decode_attention(query, keys, values, rows, **options)
+    seen = {'token': token} if rows is None else {'neighbours': rows[layer]}
+    return decode_attention(query, keys, values, **seen, offset=layer * length, **options)
 
 
 def _paths(config):

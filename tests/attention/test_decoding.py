@@ -15,7 +15,7 @@ from sa_jax import (
     stochastic_neighbours,
     stochastic_partition_neighbours,
 )
-from sa_jax.attention import reference
+from sa_jax.attention import decoding, reference
 
 BATCH, LENGTH, HEADS, KV_HEADS, HEAD_DIM = 2, 23, 4, 2, 8
 KEY = jax.random.key(5)
@@ -112,7 +112,8 @@ def test_attends_as_the_reference_does(scope, dtype):
         )
 
 
-def test_without_neighbours_all_tokens_so_far_are_seen():
+def test_without_neighbours_all_tokens_so_far_are_seen(monkeypatch):
+    monkeypatch.setattr(decoding, '_BLOCK', 5)
     query, key, value = random_inputs()
     kind = get_attention('full')
     assert kind.decoding.neighbours is None
@@ -120,8 +121,14 @@ def test_without_neighbours_all_tokens_so_far_are_seen():
     expected = reference.masked_attention(query, key, value, mask, scale=HEAD_DIM**-0.5)
     tokens = jnp.array([7, 22])
     one = jnp.take_along_axis(query, tokens[:, None, None, None], axis=1)
-    output = decode_attention(one, key, value, token=tokens)[:, 0]
+    # Behind and before rows that are another layer's.
+    cache = [
+        jnp.pad(x, ((0, 0), (3, 4), (0, 0), (0, 0)), constant_values=jnp.nan) for x in (key, value)
+    ]
+    output = decode_attention(one, *cache, token=tokens, offset=3)[:, 0]
     np.testing.assert_allclose(output, expected[jnp.arange(BATCH), tokens], atol=1e-5)
+    same = decode_attention(one, *cache, jnp.arange(8)[None, None], offset=3)[0, 0]
+    np.testing.assert_allclose(output[0], same, atol=1e-6)
     nothing = decode_attention(one, key, value, jnp.full((1, 1, 3), -1))
     np.testing.assert_array_equal(nothing, 0)
 
