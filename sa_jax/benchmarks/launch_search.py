@@ -76,13 +76,13 @@ def build(workload: Workload, form: str, part: str, launch: Launch) -> Callable:
     def attention(query, key, value, permutation):
         scale = query.shape[-1] ** -0.5
         options = pallas_gpu.Options(is_causal=True, scale=scale, launch=launch)
-        rest = (None, None, None, options)  # no positions, segments or sink logits
+        call = {'query': query, 'key': key, 'value': value, 'options': options}
+        call |= {'window': workload.window, 'segment_ids': None, 'sink_logits': None}
         if form == 'sliding_window':
-            return pallas_gpu.own_order(query, key, value, *rest, window=workload.window)
-        window = {'window': workload.window, 'mixes_segments': False}
-        return pallas_gpu.stochastic(query, key, value, permutation[None], *rest, **window)
+            return pallas_gpu.own_order(**call, positions=None)
+        return pallas_gpu.stochastic(**call, permutation=permutation[None], mixes_segments=False)
 
-    def call(query, key, value, permutation, gradient):
+    def computed(query, key, value, permutation, gradient):
         if part == 'forward':
             return attention(query, key, value, permutation)
         _, pull_back = jax.vjp(attention, query, key, value, permutation)
@@ -90,7 +90,7 @@ def build(workload: Workload, form: str, part: str, launch: Launch) -> Callable:
         # What isn't returned isn't computed; dk and dv need what the kernel of dq leaves.
         return dq if part == 'dq' else (dq, dk, dv)
 
-    return jax.jit(call)
+    return jax.jit(computed)
 
 
 class Bench:
@@ -106,7 +106,7 @@ class Bench:
 
     def __init__(self, workload: Workload, dtype: str, head_dim: int, part: str, incumbent: Launch):
         self._workload, self._part, self._tolerance = workload, part, TOLERANCES[dtype]
-        self._inputs = _inputs(workload, dtype, head_dim)
+        self._inputs = inputs(workload, dtype, head_dim)
         self._device = threading.Lock()  # candidates compile beside each other, and run alone
         self._expected = [call(*self._inputs) for call in self._compile(incumbent)]
 
@@ -139,7 +139,7 @@ class Bench:
         return [function.lower(*self._inputs).compile() for function in functions]
 
 
-def _inputs(workload, dtype, head_dim):
+def inputs(workload: Workload, dtype: str, head_dim: int) -> tuple[jax.Array, ...]:
     """Query, key, value, permutation and the output's gradient."""
     keys = jax.random.split(jax.random.key(0), 5)
     heads = (workload.heads, workload.kv_heads, workload.kv_heads, workload.heads)

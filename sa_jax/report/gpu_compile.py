@@ -91,6 +91,19 @@ class Card:
 
 
 CARDS = {
+    # The least shared memory of all from sm80 on.
+    'a10': Card(
+        kind='NVIDIA A10',
+        capability=(8, 6),
+        multiprocessors=72,
+        lanes=128,
+        clock=1.695,
+        shared_memory=100 * _KIB,
+        shared_memory_limit=99 * _KIB,
+        l2_cache=6 * _MIB,
+        memory=24_000_000_000,
+        bandwidth=600_000_000_000,
+    ),
     'a100': Card(
         kind='NVIDIA A100-SXM4-80GB',
         capability=(8, 0),

@@ -1,15 +1,21 @@
 """The search of the launch table, with a bench made up for it."""
 
 import dataclasses
+import functools
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
+from jax.sharding import AbstractDevice, AbstractMesh
 
+from sa_jax.attention import pallas_gpu
 from sa_jax.attention.launch import TABLE, Launch, Tile, read_table
-from sa_jax.benchmarks.launch_search import PARTS, Workload, search, variants
+from sa_jax.benchmarks import launch_search
+from sa_jax.benchmarks.launch_search import PARTS, Workload, build, save, search, variants
 from sa_jax.benchmarks.tuning import Journal
 
 ROOT = Path(__file__).parents[2]
@@ -127,6 +133,58 @@ def test_ends_when_its_time_is_up(table, journal):
     assert len(journal.winners) == len(PARTS) * len(ENTRIES)
 
 
+@pytest.mark.slow
+def test_a_real_bench_in_the_interpreter(table, tmp_path, monkeypatch):
+    options = functools.partial(pallas_gpu.Options, interpret=True)
+    monkeypatch.setattr(launch_search.pallas_gpu, 'Options', options)
+    choices = {'block_q': (16, 32), 'block_k': (32,), 'warps': (4,), 'stages': (1,)}
+    monkeypatch.setattr(launch_search, 'CHOICES', choices)
+    monkeypatch.setattr(launch_search, 'PARTS', ('forward', 'dq'))
+    build = launch_search.build
+
+    def wrong_in_dq(workload, form, part, launch):
+        function = build(workload, form, part, launch)
+        if launch.dq.block_q != 16:
+            return function
+        return jax.jit(lambda *inputs: jax.tree.map(lambda x: 1.1 * x, function(*inputs)))
+
+    monkeypatch.setattr(launch_search, 'build', wrong_in_dq)
+    journal = Journal(tmp_path / 'journal.jsonl', {})
+    entry, workload = ('bfloat16', 64), Workload(100, 2, 1, 20, ('stochastic',))
+    save(table, 'sm99', *entry, Launch(*3 * (Tile(32, 32, 4, 1),)))
+    search(table, 'sm99', [entry], workload, journal, seconds=1000, workers=1)
+    assert sorted(journal.winners) == ['bfloat16 64 dq', 'bfloat16 64 forward']
+    found = read_table(table)['sm99', *entry]
+    assert found.forward.block_q in (16, 32)
+    assert found.dq == found.dkv == Tile(32, 32, 4, 1)
+    records = [json.loads(x) for x in (tmp_path / 'journal.jsonl').read_text().splitlines()]
+    (failed,) = (x for x in records if x.get('event') == 'failed')
+    assert failed['place'] == 'bfloat16 64 dq'
+    assert failed['why'].startswith('ValueError: wrong numbers: off by 1.0e-01')
+
+
+@pytest.mark.parametrize('form', launch_search.FORMS)
+@pytest.mark.parametrize('part', PARTS)
+def test_calls_lower_for_a_gpu(form, part):
+    workload = Workload(length=256, heads=2, kv_heads=1, window=64)
+    call = build(workload, form, part, dataclasses.replace(START, fused=part != 'fused'))
+    inputs = jax.eval_shape(lambda: launch_search.inputs(workload, 'bfloat16', 64))
+    text = lower_for_gpu(call, *inputs)
+    # Some versions of JAX leave it to XLA to drop the kernel of dk and dv where only dq is taken.
+    kernels = {'forward': {1}, 'dq': {2, 3}}.get(part, {3})
+    assert text.count('__gpu$xla.gpu.triton') in kernels
+
+
+def lower_for_gpu(function, *arguments):
+    """The StableHLO that a GPU without a name gets."""
+    if jax.__version_info__ < (0, 11):
+        return function.trace(*arguments).lower(lowering_platforms=('cuda',)).as_text()
+    device = AbstractDevice(device_kind='NVIDIA H200', num_cores=None, platform='gpu')
+    with jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=device)):
+        return function.trace(*arguments).lower(lowering_platforms=('cuda',)).as_text()
+
+
+@pytest.mark.slow
 def test_without_a_gpu_it_says_so_and_what_it_would_try(tmp_path):
     command = [sys.executable, '-m', 'experiments.tune_kernel', f'--workdir={tmp_path}']
     options = {'cwd': ROOT, 'env': os.environ | {'XLA_FLAGS': ''}, 'text': True}

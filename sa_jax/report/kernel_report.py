@@ -1,0 +1,113 @@
+"""What the compiler makes of the attention kernels on a described card, and its table."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+import sa_jax
+from sa_jax.attention.launch import launch_for
+from sa_jax.report.gpu_compile import CARDS, Card, Compiled, Program
+
+FORMS = ('sliding_window', 'stochastic')
+DTYPES = ('bfloat16', 'float32')
+HEAD_DIMS = (64, 128, 256)
+# The launch's part of each kernel.
+KERNELS = {'forward_kernel': 'forward', 'dq_kernel': 'dq', 'dkv_kernel': 'dkv'}
+
+
+def build(form, dtype, head_dim, *, length, heads, kv_heads, window):
+    """Builds an attention function with its gradients, and the shapes of its arguments.
+
+    Args:
+      form: 'sliding_window', in the tokens' own order, or 'stochastic', through a permutation.
+      dtype: of queries, keys and values.
+      head_dim: H.
+      length: T.
+      heads: N.
+      kv_heads: K.
+      window: keys or slots a query sees.
+
+    Returns:
+      (query, key, value, permutation, gradient of the output) -> (output, the three gradients), and
+      the arguments as `jax.ShapeDtypeStruct`s.
+    """
+
+    def attention_with_gradients(query, key, value, permutation, gradient):
+        def attention(query, key, value):
+            options = {'window': window, 'implementation': 'pallas'}
+            if form == 'stochastic':
+                options['permutation'] = permutation
+                return sa_jax.stochastic_attention(query, key, value, **options)
+            return sa_jax.sliding_window_attention(query, key, value, **options)
+
+        output, pull_back = jax.vjp(attention, query, key, value)
+        return output, *pull_back(gradient)
+
+    query = jax.ShapeDtypeStruct((1, length, heads, head_dim), dtype)
+    key = jax.ShapeDtypeStruct((1, length, kv_heads, head_dim), dtype)
+    permutation = jax.ShapeDtypeStruct((length,), jnp.int32)
+    return attention_with_gradients, (query, key, key, permutation, query)
+
+
+def programs(
+    forms: Sequence[str] = FORMS,
+    dtypes: Sequence[str] = DTYPES,
+    head_dims: Sequence[int] = HEAD_DIMS,
+    **sizes: int,
+) -> list[Program]:
+    """Every form of every dtype and head_dim; `sizes` are `build`'s keyword arguments."""
+    return [
+        Program(
+            f'{form} {dtype} {head_dim}',
+            f'{__name__}:build',
+            {'form': form, 'dtype': dtype, 'head_dim': head_dim} | sizes,
+        )
+        for dtype in dtypes
+        for head_dim in head_dims
+        for form in forms
+    ]
+
+
+def table(reports: dict[str, list[Compiled]]) -> str:
+    """The reports by card as Markdown: a row for each of our kernels, then one for each program."""
+    lines = [
+        '| card | function, dtype, head_dim | kernel | tile: queries × keys, warps, stages '
+        '| registers | bytes spilled: stores, loads | shared memory, KiB | limit, KiB |',
+        '|---|---|---|---|---|---|---|---|',
+    ]
+    for card, programs in reports.items():
+        limit = CARDS[card].shared_memory_limit / 1024
+        for program in programs:
+            _, dtype, head_dim = program.name.split()
+            launch = launch_for(capability_name(CARDS[card]), dtype, int(head_dim))
+            if program.error:
+                error = ' '.join(program.error.replace('|', '/').split())
+                lines.append(f'| {card} | {program.name} | not compiled: {error} | | | | | |')
+            for kernel in program.kernels:
+                if kernel.name in KERNELS:
+                    part = KERNELS[kernel.name]
+                    tile = getattr(launch, part)
+                    lines.append(
+                        f'| {card} | {program.name} | {part} '
+                        f'| {tile.block_q} × {tile.block_k}, {tile.warps}, {tile.stages} '
+                        f'| {kernel.registers} | {kernel.spill_stores}, {kernel.spill_loads} '
+                        f'| {kernel.shared_memory / 1024:.1f} | {limit:.0f} |'
+                    )
+    lines += [
+        '',
+        '| card | function, dtype, head_dim | arguments, MiB | temporaries, MiB |',
+        '|---|---|---|---|',
+    ]
+    for card, programs in reports.items():
+        for x in programs:
+            if not x.error:
+                sizes = f'{x.arguments / 2**20:.1f} | {x.temporaries / 2**20:.1f}'
+                lines.append(f'| {card} | {x.name} | {sizes} |')
+    return '\n'.join(lines) + '\n'
+
+
+def capability_name(card: Card) -> str:
+    """A card in the launch table, such as 'sm90'."""
+    major, minor = card.capability
+    return f'sm{major}{minor}'
