@@ -81,39 +81,35 @@ def attend(
     common = jnp.result_type(query, key, value)
     query, key, value = (
         jnp.pad(x.astype(common), ((0, 0), (0, 0), (0, 0), (0, missing)))
-        if missing
-        else x.astype(common)
         for x in (query, key, value)
     )
     if rules.scale <= 0:
         # The kernels take the largest product for the largest logit.
         query = query * np.sign(rules.scale).astype(common)
         rules = dataclasses.replace(rules, scale=abs(rules.scale) or 1.0)
-    rows = lanes.row
-    is_permuted = rows is not None and rows.shape[1] == 1 and not launch.fused
-    if is_permuted:
-        rows = rows[:, 0]
-        inverse = permutations.inverse_permutation(rows)
-        query, key, value = (permutations.permute(x, rows, inverse) for x in (query, key, value))
-        lanes = lanes._replace(row=None)
     length = query.shape[1]
-    padded = -(-length // launch.block) * launch.block
-    settings = _Settings(rules, launch, interpret, is_joined, padded)
-    plan = _plan(lanes, runs, settings, length)
-    output, lse = _attention(settings, query, key, value, plan)
+    tokens = lanes.token
+    is_permuted = tokens is not None and tokens.shape[1] == 1 and not launch.fused
     if is_permuted:
-        output = permutations.permute(output, inverse, rows)
-        lse = permutations.permute(lse, inverse, rows)
-    elif rows is not None:
-        lse = _to_tokens(lse, rows)
+        tokens = tokens[:, 0]
+        inverse = permutations.inverse_permutation(tokens)
+        query, key, value = (permutations.permute(x, tokens, inverse) for x in (query, key, value))
+    padded = -(-length // launch.block) * launch.block
+    rules = dataclasses.replace(rules, is_fused=tokens is not None and not is_permuted)
+    settings = _Settings(rules, launch, interpret, is_joined, padded)
+    output, lse = _attention(settings, query, key, value, _plan(lanes, runs, settings, length))
+    if is_permuted:
+        output, lse = (permutations.permute(x, inverse, tokens) for x in (output, lse))
+    elif tokens is not None:
+        lse = _to_tokens(lse, tokens)
     return output[..., :head_dim].astype(dtype), lse
 
 
-def _to_tokens(x, rows):
-    """`[B, T, N]` by lane to tokens, whose lanes hold `rows` `[B or 1, K or 1, T]`."""
+def _to_tokens(x, tokens):
+    """`[B, T, N]` by lane to tokens, given those in the lanes `[B or 1, K or 1, T]`."""
     batch, length, heads = x.shape
-    x = jnp.moveaxis(x, 1, 2).reshape(batch, rows.shape[1], -1, length)
-    inverse = permutations.inverse_permutation(rows)
+    x = jnp.moveaxis(x, 1, 2).reshape(batch, tokens.shape[1], -1, length)
+    inverse = permutations.inverse_permutation(tokens)
     x = jnp.take_along_axis(x, inverse[:, :, None], axis=-1)
     return jnp.moveaxis(x.reshape(batch, heads, length), 1, 2)
 
@@ -127,15 +123,15 @@ def _plan(lanes, runs, settings, length):
         return jnp.pad(x, ((0, 0), (0, 0), (0, missing)), constant_values=fill)
 
     if missing:
-        row, segment = lanes.row, lanes.query_segment
+        token, segment = lanes.token, lanes.query_segment
         if segment is None:
             segment = jnp.ones((1, 1, length), jnp.int32)
             lanes = lanes._replace(query_segment=segment, key_segment=segment)
         lanes = jax.tree.map(pad, lanes)
-        if row is not None:
+        if token is not None:
             beyond = jnp.arange(length, settings.lanes, dtype=jnp.int32)
-            beyond = jnp.broadcast_to(beyond, (*row.shape[:2], missing))
-            lanes = lanes._replace(row=jnp.concatenate([row, beyond], axis=-1))
+            beyond = jnp.broadcast_to(beyond, (*token.shape[:2], missing))
+            lanes = lanes._replace(token=jnp.concatenate([token, beyond], axis=-1))
         runs = None if runs is None else tuple(pad(x) for x in runs)
     # A window in positions spans at most as many lanes, for positions of a segment increase.
     ranges = functools.partial(_ranges, settings.lanes, lanes.query_segment, runs)

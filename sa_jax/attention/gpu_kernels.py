@@ -2,7 +2,7 @@
 
 Tokens stand in lanes. A program owns a block of query lanes (of key lanes, for dk and dv) of one
 head and meets the blocks of other lanes in its range. Rows are read and written through the
-lanes' row numbers, so that no permuted copy exists; Triton loads them ahead of the arithmetic.
+lanes' tokens, so that no permuted copy exists; Triton loads them ahead of the arithmetic.
 Exponents are of base 2, statistics and sums float32; the backward computes the weights again.
 """
 
@@ -28,22 +28,20 @@ class Lanes(NamedTuple):
     """What the kernels know of each lane: int32 arrays `[B or 1, K or 1, L]`, or None.
 
     Lane i sees lane j iff `query_segment[i] == key_segment[j] > 0`, -ahead ≤ coordinate[i] -
-    coordinate[j] ≤ back and position[j] ≤ position[i].
+    coordinate[j] ≤ back and, if causal, token[j] ≤ token[i].
 
     Attributes:
-      row: the token in each lane, T and more where there is none, each number once; None: lane l
+      token: the token in each lane, T and more where there is none, each number once; None: lane l
         holds token l.
       query_segment: 0 where there is no valid token; None, as for the next: all are one segment.
-      key_segment: query_segment, or less than 0 where no window shows the key.
+      key_segment: query_segment, or less than 0 where the key is hidden.
       coordinate: what the window is measured in; None: the lane's number.
-      position: None: no causality but the window's.
     """
 
-    row: jax.Array | None = None
+    token: jax.Array | None = None
     query_segment: jax.Array | None = None
     key_segment: jax.Array | None = None
     coordinate: jax.Array | None = None
-    position: jax.Array | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,25 +51,29 @@ class Rules:
     Attributes:
       back: the window's side towards smaller coordinates; None: no limit.
       ahead: the other side.
+      is_causal: whether later tokens stay unseen; a window without an ahead needs no more.
       scale: of the logits, more than 0.
       logits_soft_cap: c in c·tanh(logits / c), or None.
+      is_fused: whether rows are those of the lanes' tokens; else each lane has its own.
     """
 
     back: int | None
     ahead: int | None
+    is_causal: bool
     scale: float
     logits_soft_cap: float | None
+    is_fused: bool = False
 
 
 class _Block(NamedTuple):
     """Lanes [start, start + size) as a kernel holds them."""
 
     run: Any  # where they are in an array of lanes
-    row: Any  # where their tokens are in an array of tokens; the last one stands in for none
-    write: Any  # where their tokens go in an array of lanes
+    read: Any  # where their rows are, the last token's standing in for those of none
+    write: Any  # where their rows go, of which there is one for every lane
+    token: jax.Array | None
     segment: jax.Array | None
-    coordinate: jax.Array | None
-    position: jax.Array | None
+    coordinate: jax.Array
 
 
 def forward_kernel(
@@ -81,13 +83,13 @@ def forward_kernel(
     own = pl.program_id(1)
     factor = _factor(rules)
     sizes = k_ref.shape[0], output_ref.shape[0]
-    queries = _block(lanes, own * tile.block_q, tile.block_q, lanes.query_segment, sizes)
-    q = q_ref[queries.row, :]
+    queries = _block(lanes, own * tile.block_q, tile.block_q, lanes.query_segment, sizes, rules)
+    q = q_ref[queries.read, :]
 
     def step(other, carry):
         largest, total, output = carry
-        keys = _block(lanes, other * tile.block_k, tile.block_k, lanes.key_segment, sizes)
-        k, v = k_ref[keys.row, :], _valid(v_ref[keys.row, :], keys)
+        keys = _block(lanes, other * tile.block_k, tile.block_k, lanes.key_segment, sizes, rules)
+        k, v = k_ref[keys.read, :], _valid(v_ref[keys.read, :], keys)
         logits, _ = _logits(q, k, _sees(queries, keys, rules), rules)
         updated = jnp.maximum(largest, logits.max(1))
         weights = jnp.exp2(logits * factor - (updated * factor)[:, None])
@@ -127,8 +129,8 @@ def dq_kernel(
     """Gradient dq `[L, H]` by token; and delta, the sum of do · output less dlse, `[L]` by lane."""
     own = pl.program_id(1)
     sizes = k_ref.shape[0], dq_ref.shape[0]
-    queries = _block(lanes, own * tile.block_q, tile.block_q, lanes.query_segment, sizes)
-    q, do, output = (_valid(ref[queries.row, :], queries) for ref in (q_ref, do_ref, output_ref))
+    queries = _block(lanes, own * tile.block_q, tile.block_q, lanes.query_segment, sizes, rules)
+    q, do, output = (_valid(ref[queries.read, :], queries) for ref in (q_ref, do_ref, output_ref))
     delta = (output.astype(jnp.float32) * do.astype(jnp.float32)).sum(1)
     if dlse_ref is not None:
         delta -= dlse_ref[queries.run]
@@ -136,8 +138,8 @@ def dq_kernel(
     lse = lse_ref[queries.run]
 
     def step(other, dq):
-        keys = _block(lanes, other * tile.block_k, tile.block_k, lanes.key_segment, sizes)
-        k, v = (_valid(ref[keys.row, :], keys) for ref in (k_ref, v_ref))
+        keys = _block(lanes, other * tile.block_k, tile.block_k, lanes.key_segment, sizes, rules)
+        k, v = (_valid(ref[keys.read, :], keys) for ref in (k_ref, v_ref))
         logits, slope = _logits(q, k, _sees(queries, keys, rules), rules)
         weights = jnp.exp2(logits * _factor(rules) - lse[:, None])
         dlogits = weights * (_dot(do, v, trans_b=True) - delta[:, None]) * slope
@@ -167,15 +169,17 @@ def dkv_kernel(
     """Gradients dk and dv `[L, H]` by token, summed over the query heads that share them."""
     own = pl.program_id(1)
     sizes = k_ref.shape[0], dk_ref.shape[0]
-    keys = _block(lanes, own * tile.block_k, tile.block_k, lanes.key_segment, sizes)
-    k, v = (_valid(ref[keys.row, :], keys) for ref in (k_ref, v_ref))
+    keys = _block(lanes, own * tile.block_k, tile.block_k, lanes.key_segment, sizes, rules)
+    k, v = (_valid(ref[keys.read, :], keys) for ref in (k_ref, v_ref))
 
     def head(number, carry):
         def step(other, carry):
             # Everything is [keys, queries] here: the weights go into the product as they are.
             dk, dv = carry
-            queries = _block(lanes, other * tile.block_q, tile.block_q, lanes.query_segment, sizes)
-            q, do = (_valid(ref[queries.row, number, :], queries) for ref in (q_ref, do_ref))
+            queries = _block(
+                lanes, other * tile.block_q, tile.block_q, lanes.query_segment, sizes, rules
+            )
+            q, do = (_valid(ref[queries.read, number, :], queries) for ref in (q_ref, do_ref))
             lse, delta = (ref[number, queries.run] for ref in (lse_ref, delta_ref))
             logits, slope = _logits(k, q, _sees(queries, keys, rules, keys_first=True), rules)
             weights = jnp.exp2(logits * _factor(rules) - lse[None, :])
@@ -193,22 +197,16 @@ def dkv_kernel(
     dv_ref[keys.write, :] = dv.astype(dv_ref.dtype)
 
 
-def _block(lanes, start, size, segment, sizes):
+def _block(lanes, start, size, segment, sizes, rules):
     """The lanes [start, start + size), of which there are sizes[1] for sizes[0] tokens."""
-    run = pl.ds(start, size)
-    row = write = run
-    if lanes.row is not None:
-        row = write = lanes.row[run]
-    elif sizes[0] < sizes[1]:
-        row = start + jnp.arange(size, dtype=jnp.int32)
+    run, index = pl.ds(start, size), start + jnp.arange(size, dtype=jnp.int32)
+    token = lanes.token[run] if rules.is_fused or rules.is_causal else None
+    write = token if rules.is_fused else run
+    read = write
     if sizes[0] < sizes[1]:
-        row = jnp.minimum(row, sizes[0] - 1)
-    segment, position = (None if ref is None else ref[run] for ref in (segment, lanes.position))
-    if lanes.coordinate is None:
-        coordinate = start + jnp.arange(size, dtype=jnp.int32)
-    else:
-        coordinate = lanes.coordinate[run]
-    return _Block(run, row, write, segment, coordinate, position)
+        read = jnp.minimum(token if rules.is_fused else index, sizes[0] - 1)
+    coordinate = index if lanes.coordinate is None else lanes.coordinate[run]
+    return _Block(run, read, write, token, None if segment is None else segment[run], coordinate)
 
 
 def _valid(rows, block):
@@ -234,8 +232,8 @@ def _sees(queries, keys, rules, keys_first=False):
             # Both sides in one comparison: what is less than 0 wraps around to a large number.
             distance = (q - k + rules.ahead).astype(jnp.uint32)
             terms.append(distance <= jnp.uint32(rules.back + rules.ahead))
-    if queries.position is not None:
-        q, k = pair('position')
+    if rules.is_causal:
+        q, k = pair('token')
         terms.append(k <= q)
     if queries.segment is not None:
         keys = keys._replace(segment=jnp.where(keys.segment > 0, keys.segment, -1))

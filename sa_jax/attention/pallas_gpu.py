@@ -65,17 +65,16 @@ def own_order(
     window: int | None,
 ) -> jax.Array:
     """Full (window None) and sliding-window attention; see `functions.full_attention`."""
-    # Positions increase with the lanes of a segment: lanes will do where distances don't count.
+    # Positions of a segment increase with the token: they count only for distances.
     back, ahead = None, 0 if options.is_causal else None
     if window is not None:
         back, ahead = (window - 1, 0) if options.is_causal else masks.window_sides(window)
     coordinate = None if window is None else _by_head(positions)
     segment = _by_head(segment_ids)
     lanes = Lanes(None, segment, segment, coordinate)
-    runs = None if segment_ids is None else _runs(segment)
-    return _attention(
-        query, key, value, segment_ids, sink_logits, options, lanes, runs, (back, ahead)
-    )
+    runs = None if segment is None else _runs(segment)
+    rules = _rules(options, back, ahead, is_causal=False)
+    return _attention(query, key, value, segment_ids, sink_logits, options, lanes, runs, rules)
 
 
 def stochastic(
@@ -83,7 +82,6 @@ def stochastic(
     key: jax.Array,
     value: jax.Array,
     permutation: jax.Array,
-    positions: jax.Array | None,
     segment_ids: jax.Array | None,
     sink_logits: jax.Array | None,
     options: Options,
@@ -91,36 +89,83 @@ def stochastic(
     window: int,
     mixes_segments: bool,
 ) -> jax.Array:
-    """Stochastic attention by a permutation `[B or 1, T]` or `[B or 1, K, T]`.
+    """Stochastic attention by a permutation `[B or 1, T]` or `[B, K, T]`.
 
     See `functions.stochastic_attention`; mixes_segments says whether segments may stand in several
     runs of slots, as a caller's permutation may leave them.
     """
-    row = _by_head(permutation)
-    segment = _in_lanes(segment_ids, row)
-    position = None
-    if options.is_causal:
-        position = row if positions is None else _in_lanes(positions, row)
-    lanes = Lanes(row, segment, segment, None, position)
+    token = _by_head(permutation)
+    segment = _in_lanes(segment_ids, token)
+    lanes = Lanes(token, segment, segment)
     runs = None if segment is None or mixes_segments else _runs(segment)
     sides = masks.window_sides(window)
-    return _attention(query, key, value, segment_ids, sink_logits, options, lanes, runs, sides)
+    rules = _rules(options, *sides, is_causal=options.is_causal)
+    return _attention(query, key, value, segment_ids, sink_logits, options, lanes, runs, rules)
 
 
-def _attention(query, key, value, segment_ids, sink_logits, options, lanes, runs, sides):
-    """Attention by lanes of the T tokens in a window of `sides`, and to the sinks."""
-    launch = options.launch
-    if launch is None and options.interpret:
-        launch = INTERPRETED
-    elif launch is None:
-        dtype = jnp.result_type(query, key, value)
-        launch = launch_for(card_of(default_device()), dtype, query.shape[-1])
-    num_sinks = min(options.num_sinks, query.shape[1])
+def stochastic_partition(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    permutation: jax.Array,
+    segment_ids: jax.Array | None,
+    sink_logits: jax.Array | None,
+    options: Options,
+    *,
+    chunk_size: int,
+) -> jax.Array:
+    """Stochastic partition attention by a permutation `[B or 1, T]` or `[B, K, T]`.
+
+    See `functions.stochastic_partition_attention`. Every chunk is a segment of its own, whose
+    tokens stand in their order.
+    """
+    permutation = _by_head(permutation)
+    batch, heads, length = permutation.shape
+    ids = segment_ids
+    if ids is not None:
+        batch = max(batch, ids.shape[0])
+        permutation = jnp.broadcast_to(permutation, (batch, heads, length))
+        ids = jnp.repeat(jnp.broadcast_to(ids, (batch, length)), heads, axis=0)
+    chunks = permutations.partition(
+        permutation.reshape(batch * heads, length), ids, min(chunk_size, length)
+    )
+    token, number = (
+        jnp.broadcast_to(x, (batch * heads, length)).reshape(batch, heads, length) for x in chunks
+    )
+    runs = _runs(number)
+    is_whole = ids is None and chunk_size % _launch(options, query, key, value).block == 0
+    # Blocks that lie in one chunk each meet no other.
+    segment = None if is_whole else jnp.where(number < length, number + 1, 0)
+    lanes = Lanes(token, segment, segment)
+    ahead = 0 if options.is_causal else None
+    rules = _rules(options, None, ahead, is_causal=False)
+    return _attention(query, key, value, segment_ids, sink_logits, options, lanes, runs, rules)
+
+
+def _rules(options, back, ahead, *, is_causal):
+    return Rules(back, ahead, is_causal, options.scale, options.logits_soft_cap)
+
+
+def _launch(options, query, key, value):
+    """The launch asked for, or the interpreter's, or the table's."""
+    if options.launch is not None:
+        return options.launch
+    if options.interpret:
+        return INTERPRETED
+    dtype = jnp.result_type(query, key, value)
+    return launch_for(card_of(default_device()), dtype, query.shape[-1])
+
+
+def _attention(query, key, value, segment_ids, sink_logits, options, lanes, runs, rules):
+    """Attention by lanes of the T tokens, and to the sinks."""
+    length = query.shape[1]
+    num_sinks = min(options.num_sinks, length)
     if num_sinks:
-        ids = jnp.ones((1, query.shape[1]), jnp.int32) if segment_ids is None else segment_ids
-        hidden = jnp.where(permutations.segment_rank(ids) < num_sinks, -1, ids)
-        ids, hidden = (_in_lanes(x, lanes.row) for x in (ids, hidden))
-        lanes = lanes._replace(query_segment=ids, key_segment=hidden)
+        ids = jnp.ones((1, length), jnp.int32) if segment_ids is None else segment_ids
+        is_sink = _in_lanes(permutations.segment_rank(ids) < num_sinks, lanes.token)
+        segment = lanes.query_segment
+        segment = jnp.ones_like(is_sink, jnp.int32) if segment is None else segment
+        lanes = lanes._replace(query_segment=segment, key_segment=jnp.where(is_sink, -1, segment))
     is_joined = num_sinks > 0 or sink_logits is not None
     output, lse = gpu_engine.attend(
         query,
@@ -128,8 +173,8 @@ def _attention(query, key, value, segment_ids, sink_logits, options, lanes, runs
         value,
         lanes,
         runs,
-        Rules(*sides, options.scale, options.logits_soft_cap),
-        launch,
+        rules,
+        _launch(options, query, key, value),
         interpret=options.interpret,
         is_joined=is_joined,
     )
@@ -198,11 +243,11 @@ def _by_head(x):
     return x[:, None] if x is not None and x.ndim == 2 else x
 
 
-def _in_lanes(x, row):
-    """`[B or 1, T]` by lane, `[B or 1, K or 1, T]`, for the tokens `row` in the lanes."""
-    if x is None or row is None:
+def _in_lanes(x, token):
+    """`[B or 1, T]` by lane, `[B or 1, K or 1, T]`, for the token in each lane."""
+    if x is None or token is None:
         return _by_head(x)
-    return jnp.take_along_axis(_by_head(x), row, axis=-1)
+    return jnp.take_along_axis(_by_head(x), token, axis=-1, mode='clip')
 
 
 def _runs(segment):
