@@ -42,6 +42,7 @@ _HELP = {
     'chunk_size': "Tokens of a random partition's chunk.",
     'block_size': 'Keys of a MoBA block.',
     'top_k': 'MoBA blocks per query.',
+    'flex_block_size': "Edge of the blocks of FlexAttention's masks.",
     'is_causal': 'Whether a token sees only its predecessors.',
     'options': "JSON: options of other packages' kinds, by kind.",
     'rounds': 'Measurements of each case.',

@@ -47,6 +47,7 @@ class Sweep:
       chunk_size: tokens of a random partition's chunk.
       block_size: keys of a MoBA block.
       top_k: MoBA blocks per query.
+      flex_block_size: edge of the blocks of FlexAttention's masks.
       is_causal: whether a token sees only its predecessors.
       options: of kinds that other packages register, by kind.
       rounds: counted calls, or runs of calls, of each case.
@@ -81,6 +82,7 @@ class Sweep:
     chunk_size: int = 256
     block_size: int = 128
     top_k: int = 2
+    flex_block_size: int = 128  # PyTorch's default
     is_causal: bool = True
     options: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
     rounds: int = 9
@@ -94,7 +96,8 @@ class Sweep:
 
     def __post_init__(self):
         counts = ('batch', 'heads', 'kv_heads', 'head_dim', 'window', 'chunk_size', 'block_size')
-        for name in (*counts, 'top_k', 'rounds', 'check_length', 'matmul_size'):
+        counts += ('top_k', 'flex_block_size', 'rounds', 'check_length', 'matmul_size')
+        for name in counts:
             if getattr(self, name) < 1:
                 raise ValueError(f'{name} is {getattr(self, name)}; expected at least 1')
         for name, known in (('modes', MODES), ('dtypes', DTYPES), ('peers', PEERS)):

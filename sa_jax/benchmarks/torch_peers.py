@@ -113,7 +113,7 @@ def _flex(kind: str, sweep: Sweep, permutation: np.ndarray) -> tuple[Attention, 
     slot = torch.argsort(token)
     sees = _visibility(kind, sweep, token)
     build = torch.compile(create_block_mask, dynamic=False)
-    arguments = (sees, None, None, length, length, _device())
+    arguments = (sees, None, None, length, length, _device(), sweep.flex_block_size)
     build(*arguments)
     start = time.perf_counter()
     block_mask = build(*arguments)
