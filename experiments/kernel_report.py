@@ -5,7 +5,7 @@
 Each program is a public attention function with its three gradients, so that it holds the forward,
 dq and dk/dv kernels as users get them. Of each kernel: registers of a thread, bytes spilled for
 want of them, shared memory of a block. Of each program: its temporary memory, which has no room for
-a permuted copy of queries, keys or values. Needs the extra gpu_compile; two minutes a card.
+a permuted copy of queries, keys or values. Needs the extra aot; two minutes a card.
 """
 
 import dataclasses

@@ -200,13 +200,13 @@ def missing() -> str | None:
         found = f'it is {plugin}' if plugin else 'it is not installed'
         return (
             f'{PLUGIN} has to be of the version of JAX, {version}: {found}. Install it with '
-            f"pip install '{PLUGIN}=={version}', or with the extra gpu_compile: "
-            "pip install -e '.[gpu_compile]'"
+            f"pip install '{PLUGIN}=={version}', or with the extra aot: "
+            "pip install -e '.[aot]'"
         )
     if _ptxas() is None:
         return (
             'there is no ptxas, which makes machine code of kernels: put the one of a CUDA 13 '
-            "toolkit on PATH, or install the extra gpu_compile: pip install -e '.[gpu_compile]'"
+            "toolkit on PATH, or install the extra aot: pip install -e '.[aot]'"
         )
     return None
 
@@ -231,7 +231,7 @@ def ptxas_version() -> str:
     if path is None:
         raise RuntimeError('there is no ptxas; sa_jax.report.gpu_compile.missing() says what to do')
     done = subprocess.run([path, '--version'], capture_output=True, text=True, check=True)
-    return re.search(r'V(\S+)', done.stdout)[1]
+    return re.search(r'\bV(\d\S*)', done.stdout)[1]
 
 
 def compile_for(

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import os
+import re
 
 import jax
 import jax.numpy as jnp
@@ -89,3 +90,4 @@ def test_goes_on_behind_a_program_that_ends_the_compiler():
     assert first.kernels[0].registers > 0
     assert 'exit code -6' in crash.error
     assert error.error.startswith('TypeError')
+    assert re.fullmatch(r'[\d.]+', gpu_compile.ptxas_version())
