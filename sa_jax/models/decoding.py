@@ -28,14 +28,17 @@ from sa_jax.models.decoder import (
     unembed,
 )
 
+# Of a path's options, those of the softmax rather than of the pattern.
+_LOGITS_OPTIONS = ('scale', 'logits_soft_cap', 'sink_logits')
+
 
 class Cache(NamedTuple):
     """What the next token needs of those before it.
 
     Attributes:
-      keys: `[B, L, N, K, H]`, of N tokens at most. The layers of an example stand together, so that
-        rows of any layer are gathered without cutting it out.
-      values: `[B, L, N, K, H]`.
+      keys: `[B, L·N, K, H]`, of N tokens at most. Layer l has the rows from l·N on: rows of any
+        layer are read without cutting it out.
+      values: `[B, L·N, K, H]`.
       prepared: For each path, what its pattern drew over N tokens, stacked along `[L]`.
       count: int32 `[]`, the tokens so far.
     """
@@ -83,7 +86,7 @@ def empty_cache(
             for (decoding, options), key in zip(_paths(config), keys, strict=True)
         )
 
-    shape = (batch, config.num_layers, length, config.num_kv_heads, config.head_dim)
+    shape = (batch, config.num_layers * length, config.num_kv_heads, config.head_dim)
     # Two arrays: each is donated by itself.
     keys, values = (jnp.zeros(shape, config.compute_dtype) for _ in range(2))
     prepared = jax.lax.map(prepare, jnp.arange(config.num_layers))
@@ -136,11 +139,11 @@ def prefill(
 
     The whole buffer goes through the decoder: causality keeps the rest of it from being seen.
     """
-    config = model.config
+    config, (batch, length) = model.config, buffer.shape
     cache = empty_cache(
         config,
-        len(buffer),
-        length=buffer.shape[1],
+        batch,
+        length=length,
         permutation_key=permutation_key,
         example_ids=example_ids,
     )
@@ -157,8 +160,7 @@ def prefill(
             example_ids=example_ids,
             mesh=None,
         )
-        keys, values = memory
-        return heads, (keys.at[:, layer].set(key), values.at[:, layer].set(value))
+        return heads, _write(memory, (key, value), layer * length)
 
     x, (keys, values), _ = run_layers(model, buffer, attend, (cache.keys, cache.values))
     last = jax.lax.dynamic_slice_in_dim(x, count - 1, 1, axis=1)
@@ -183,7 +185,7 @@ def step(model: Decoder, cache: Cache, tokens: Array) -> tuple[Array, Cache]:
     Raises:
       ValueError: The cache is full, or there isn't one token per example.
     """
-    batch, _, length, *_ = cache.keys.shape
+    batch, length = len(cache.keys), _length(cache, model.config)
     if tokens.shape != (batch,):
         raise ValueError(f'tokens has shape {tokens.shape}; expected one per example, ({batch},).')
     if not isinstance(cache.count, jax.core.Tracer) and cache.count >= length:
@@ -203,7 +205,7 @@ def _prefill(graph, state, *inputs):
 def _step(graph, state, cache, tokens):
     model = nnx.merge(graph, state)
     config, count = model.config, cache.count
-    _, layers, length, *_ = cache.keys.shape
+    length = _length(cache, config)
 
     def neighbours(prepared, _):
         return tuple(
@@ -212,15 +214,18 @@ def _step(graph, state, cache, tokens):
         )
 
     # Of all layers at once: cutting a layer out of `prepared` would cost O(N).
-    rows = jax.vmap(neighbours)(cache.prepared, jnp.arange(layers))
+    rows = jax.vmap(neighbours)(cache.prepared, jnp.arange(config.num_layers))
 
     def attend(query, key, value, layer, memory):
-        memory = tuple(
-            jax.lax.dynamic_update_slice(x, y[:, None], (0, layer, count, 0, 0))
-            for x, y in zip(memory, (key, value), strict=True)
-        )
+        memory = _write(memory, (key, value), layer * length + count)
         heads = tuple(
-            _attend_to_cache(query, *memory, layer, count, path_rows, options)
+            decode_attention(
+                query,
+                *memory,
+                **({'token': count} if path_rows is None else {'neighbours': path_rows[layer]}),
+                offset=layer * length,
+                **{name: options[name] for name in _LOGITS_OPTIONS if name in options},
+            )
             for (_, options), path_rows in zip(_paths(config), rows, strict=True)
         )
         return heads, memory
@@ -233,14 +238,16 @@ def _step(graph, state, cache, tokens):
     return logits, Cache(keys, values, cache.prepared, count + 1)
 
 
-def _attend_to_cache(query, keys, values, layer, token, rows, options):
-    """One path's heads `[B, 1, N, H]`, from the cache `[B, L, N, K, H]` of all layers."""
-    batch, layers, length, *head = keys.shape
-    names = ('scale', 'logits_soft_cap', 'sink_logits')
-    options = {name: options[name] for name in names if name in options}
-    keys, values = (x.reshape(batch, layers * length, *head) for x in (keys, values))
-    seen = {'token': token} if rows is None else {'neighbours': rows[layer]}
-    return decode_attention(query, keys, values, **seen, offset=layer * length, **options)
+def _write(memory, keys_and_values, row):
+    """Puts keys and values `[B, T, K, H]` into the cache's rows from `row` on."""
+    return tuple(
+        jax.lax.dynamic_update_slice_in_dim(x, new, row, axis=1)
+        for x, new in zip(memory, keys_and_values, strict=True)
+    )
+
+
+def _length(cache, config):
+    return cache.keys.shape[1] // config.num_layers
 
 
 def _paths(config):

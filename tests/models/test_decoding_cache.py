@@ -53,9 +53,11 @@ def test_bfloat16_is_kept_in_the_cache(make_model, run, tokens):
     assert np.linalg.norm(logits - expected) < 3e-2 * np.linalg.norm(expected)
 
 
-@pytest.mark.parametrize('scope', ['layer', 'head'])
-def test_a_step_costs_the_same_however_long_the_cache(make_model, scope):
-    model = make_model(permutation_scope=scope)
+@pytest.mark.parametrize(
+    ('attention', 'scope'), [(BOTH, 'layer'), (BOTH, 'head'), (('full',), 'layer')]
+)
+def test_a_step_needs_the_same_memory_however_long_the_cache(make_model, attention, scope):
+    model = make_model(attention, permutation_scope=scope)
     costs = []
     for length in (1024, 8192):
         prompt = jnp.zeros((2, 1), jnp.int32)
@@ -70,7 +72,9 @@ def test_a_step_costs_the_same_however_long_the_cache(make_model, scope):
         assert compiled.memory_analysis().alias_size_in_bytes >= cache_bytes
     (short, short_flops), (long, long_flops) = costs
     assert long.temp_size_in_bytes == short.temp_size_in_bytes
-    assert long_flops == short_flops
+    # What a loop over blocks of full attention costs isn't known when compiling.
+    if attention == BOTH:
+        assert long_flops == short_flops
 
 
 def test_a_full_cache_is_an_error_or_nan(make_model, tokens):
