@@ -21,6 +21,11 @@ from sa_jax.training.results import write_result
 
 _CARDS = flags.DEFINE_list('cards', ['a100', 'h200'], f'What to compile for: {", ".join(CARDS)}.')
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Receives result.json and table.md.')
+_FORMS = flags.DEFINE_list('forms', list(kernel_report.FORMS), 'Attention functions.')
+_DTYPES = flags.DEFINE_list('dtypes', list(kernel_report.DTYPES), 'Of queries, keys and values.')
+_HEAD_DIMS = flags.DEFINE_list(
+    'head_dims', [str(size) for size in kernel_report.HEAD_DIMS], 'Sizes of a head.'
+)
 _LENGTH = flags.DEFINE_integer('length', 32768, 'Tokens.', lower_bound=1)
 _HEADS = flags.DEFINE_integer('heads', 16, 'Query heads.', lower_bound=1)
 _KV_HEADS = flags.DEFINE_integer('kv_heads', 8, 'Key and value heads.', lower_bound=1)
@@ -31,11 +36,11 @@ def main(argv: list[str]) -> None:
     """Compiles, prints the table, and writes it with result.json."""
     if len(argv) > 1:
         raise app.UsageError(f'Unexpected arguments: {" ".join(argv[1:])}')
-    unknown = sorted(set(_CARDS.value) - set(CARDS))
-    if unknown or not _CARDS.value:
-        raise app.UsageError(
-            f'--cards={",".join(_CARDS.value)}; expected some of {", ".join(CARDS)}'
-        )
+    lists = ((_CARDS, CARDS), (_FORMS, kernel_report.FORMS), (_DTYPES, kernel_report.DTYPES))
+    for flag, known in lists:
+        if not flag.value or set(flag.value) - set(known):
+            given = ','.join(flag.value)
+            raise app.UsageError(f'--{flag.name}={given}; expected some of {", ".join(known)}')
     jax.config.update('jax_platforms', 'cpu')  # no GPU is used, and the plugin has no libraries
     lack = missing()
     if lack is not None:
@@ -46,7 +51,8 @@ def main(argv: list[str]) -> None:
         'kv_heads': _KV_HEADS.value,
         'window': _WINDOW.value,
     }
-    work = kernel_report.programs(**sizes)
+    head_dims = [int(size) for size in _HEAD_DIMS.value]
+    work = kernel_report.programs(_FORMS.value, _DTYPES.value, head_dims, **sizes)
     reports = {}
     with tqdm(total=len(work) * len(_CARDS.value), unit='program', disable=None) as bar:
         for card in _CARDS.value:

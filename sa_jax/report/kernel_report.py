@@ -9,7 +9,7 @@ import sa_jax
 from sa_jax.attention.launch import launch_for
 from sa_jax.report.gpu_compile import CARDS, Card, Compiled, Program
 
-FORMS = ('sliding_window', 'stochastic')
+FORMS = ('sliding_window', 'stochastic', 'stochastic_partition', 'packed_stochastic')
 DTYPES = ('bfloat16', 'float32')
 HEAD_DIMS = (64, 128, 256)
 # The launch's part of each kernel.
@@ -20,26 +20,33 @@ def build(form, dtype, head_dim, *, length, heads, kv_heads, window):
     """Builds an attention function with its gradients, and the shapes of its arguments.
 
     Args:
-      form: 'sliding_window', in the tokens' own order, or 'stochastic', through a permutation.
+      form: 'sliding_window', in the tokens' own order; 'stochastic', through a permutation;
+        'stochastic_partition'; 'packed_stochastic', the second with segment ids, as in training.
       dtype: of queries, keys and values.
       head_dim: H.
       length: T.
       heads: N.
       kv_heads: K.
-      window: keys or slots a query sees.
+      window: keys or slots a query sees, or tokens of a chunk.
 
     Returns:
-      (query, key, value, permutation, gradient of the output) -> (output, the three gradients), and
-      the arguments as `jax.ShapeDtypeStruct`s.
+      (query, key, value, permutation, segment ids, gradient of the output) -> (output, the three
+      gradients), and the arguments as `jax.ShapeDtypeStruct`s.
     """
+    function, options = {
+        'sliding_window': (sa_jax.sliding_window_attention, {'window': window}),
+        'stochastic': (sa_jax.stochastic_attention, {'window': window}),
+        'stochastic_partition': (sa_jax.stochastic_partition_attention, {'chunk_size': window}),
+        'packed_stochastic': (sa_jax.stochastic_attention, {'window': window}),
+    }[form]
 
-    def attention_with_gradients(query, key, value, permutation, gradient):
+    def attention_with_gradients(query, key, value, permutation, segment_ids, gradient):
+        tokens = {} if form == 'sliding_window' else {'permutation': permutation}
+        if form == 'packed_stochastic':
+            tokens['segment_ids'] = segment_ids
+
         def attention(query, key, value):
-            options = {'window': window, 'implementation': 'pallas'}
-            if form == 'stochastic':
-                options['permutation'] = permutation
-                return sa_jax.stochastic_attention(query, key, value, **options)
-            return sa_jax.sliding_window_attention(query, key, value, **options)
+            return function(query, key, value, implementation='pallas', **options, **tokens)
 
         output, pull_back = jax.vjp(attention, query, key, value)
         return output, *pull_back(gradient)
@@ -47,7 +54,8 @@ def build(form, dtype, head_dim, *, length, heads, kv_heads, window):
     query = jax.ShapeDtypeStruct((1, length, heads, head_dim), dtype)
     key = jax.ShapeDtypeStruct((1, length, kv_heads, head_dim), dtype)
     permutation = jax.ShapeDtypeStruct((length,), jnp.int32)
-    return attention_with_gradients, (query, key, key, permutation, query)
+    segment_ids = jax.ShapeDtypeStruct((1, length), jnp.int32)
+    return attention_with_gradients, (query, key, key, permutation, segment_ids, query)
 
 
 def programs(
