@@ -119,20 +119,27 @@ def _plan(lanes, runs, settings, length):
     rules, launch = settings.rules, settings.launch
     missing = settings.lanes - length
 
-    def pad(x, fill=0):
-        return jnp.pad(x, ((0, 0), (0, 0), (0, missing)), constant_values=fill)
+    def pad(x):
+        return jnp.pad(x, ((0, 0), (0, 0), (0, missing)))
 
+    segment, token = lanes.query_segment, lanes.token
     if missing:
-        token, segment = lanes.token, lanes.query_segment
         if segment is None:
             segment = jnp.ones((1, 1, length), jnp.int32)
             lanes = lanes._replace(query_segment=segment, key_segment=segment)
-        lanes = jax.tree.map(pad, lanes)
+        lanes, runs = jax.tree.map(pad, (lanes, runs))
         if token is not None:
             beyond = jnp.arange(length, settings.lanes, dtype=jnp.int32)
             beyond = jnp.broadcast_to(beyond, (*token.shape[:2], missing))
             lanes = lanes._replace(token=jnp.concatenate([token, beyond], axis=-1))
-        runs = None if runs is None else tuple(pad(x) for x in runs)
+    if segment is not None:
+        is_valid = lanes.query_segment > 0
+        row = jnp.arange(settings.lanes, dtype=jnp.int32)[None, None]
+        row = lanes.token if rules.is_fused else row
+        row, is_valid = jnp.broadcast_arrays(row, is_valid)
+        first = jnp.argmax(is_valid, axis=-1, keepdims=True)
+        first = jnp.take_along_axis(row, first, axis=-1)
+        lanes = lanes._replace(read=jnp.where(is_valid, row, first))
     # A window in positions spans at most as many lanes, for positions of a segment increase.
     ranges = functools.partial(_ranges, settings.lanes, lanes.query_segment, runs)
     forward, dq, dkv = launch.forward, launch.dq, launch.dkv

@@ -33,12 +33,15 @@ class Lanes(NamedTuple):
     Attributes:
       token: the token in each lane, T and more where there is none, each number once; None: lane l
         holds token l.
+      read: the row to read in each lane: also where it has no valid token that of one, so that what
+        padding holds, NaN included, reaches nothing; None: that of its token.
       query_segment: 0 where there is no valid token; None, as for the next: all are one segment.
       key_segment: query_segment, or less than 0 where the key is hidden.
       coordinate: what the window is measured in; None: the lane's number.
     """
 
     token: jax.Array | None = None
+    read: jax.Array | None = None
     query_segment: jax.Array | None = None
     key_segment: jax.Array | None = None
     coordinate: jax.Array | None = None
@@ -69,8 +72,8 @@ class _Block(NamedTuple):
     """Lanes [start, start + size) as a kernel holds them."""
 
     run: Any  # where they are in an array of lanes
-    read: Any  # where their rows are, the last token's standing in for those of none
-    write: Any  # where their rows go, of which there is one for every lane
+    read: Any  # where their rows are
+    write: Any  # where their rows go
     token: jax.Array | None
     segment: jax.Array | None
     coordinate: jax.Array
@@ -82,14 +85,13 @@ def forward_kernel(
     """Output `[L, H]` by token and log-sum-exp `[L]` by lane, in base 2."""
     own = pl.program_id(1)
     factor = _factor(rules)
-    sizes = k_ref.shape[0], output_ref.shape[0]
-    queries = _block(lanes, own * tile.block_q, tile.block_q, lanes.query_segment, sizes, rules)
+    queries = _block(lanes, own * tile.block_q, tile.block_q, lanes.query_segment, rules)
     q = q_ref[queries.read, :]
 
     def step(other, carry):
         largest, total, output = carry
-        keys = _block(lanes, other * tile.block_k, tile.block_k, lanes.key_segment, sizes, rules)
-        k, v = k_ref[keys.read, :], _valid(v_ref[keys.read, :], keys)
+        keys = _block(lanes, other * tile.block_k, tile.block_k, lanes.key_segment, rules)
+        k, v = k_ref[keys.read, :], v_ref[keys.read, :]
         logits, _ = _logits(q, k, _sees(queries, keys, rules), rules)
         updated = jnp.maximum(largest, logits.max(1))
         weights = jnp.exp2(logits * factor - (updated * factor)[:, None])
@@ -128,9 +130,8 @@ def dq_kernel(
 ):
     """Gradient dq `[L, H]` by token; and delta, the sum of do · output less dlse, `[L]` by lane."""
     own = pl.program_id(1)
-    sizes = k_ref.shape[0], dq_ref.shape[0]
-    queries = _block(lanes, own * tile.block_q, tile.block_q, lanes.query_segment, sizes, rules)
-    q, do, output = (_valid(ref[queries.read, :], queries) for ref in (q_ref, do_ref, output_ref))
+    queries = _block(lanes, own * tile.block_q, tile.block_q, lanes.query_segment, rules)
+    q, do, output = (ref[queries.read, :] for ref in (q_ref, do_ref, output_ref))
     delta = (output.astype(jnp.float32) * do.astype(jnp.float32)).sum(1)
     if dlse_ref is not None:
         delta -= dlse_ref[queries.run]
@@ -138,8 +139,8 @@ def dq_kernel(
     lse = lse_ref[queries.run]
 
     def step(other, dq):
-        keys = _block(lanes, other * tile.block_k, tile.block_k, lanes.key_segment, sizes, rules)
-        k, v = (_valid(ref[keys.read, :], keys) for ref in (k_ref, v_ref))
+        keys = _block(lanes, other * tile.block_k, tile.block_k, lanes.key_segment, rules)
+        k, v = k_ref[keys.read, :], v_ref[keys.read, :]
         logits, slope = _logits(q, k, _sees(queries, keys, rules), rules)
         weights = jnp.exp2(logits * _factor(rules) - lse[:, None])
         dlogits = weights * (_dot(do, v, trans_b=True) - delta[:, None]) * slope
@@ -168,18 +169,15 @@ def dkv_kernel(
 ):
     """Gradients dk and dv `[L, H]` by token, summed over the query heads that share them."""
     own = pl.program_id(1)
-    sizes = k_ref.shape[0], dk_ref.shape[0]
-    keys = _block(lanes, own * tile.block_k, tile.block_k, lanes.key_segment, sizes, rules)
-    k, v = (_valid(ref[keys.read, :], keys) for ref in (k_ref, v_ref))
+    keys = _block(lanes, own * tile.block_k, tile.block_k, lanes.key_segment, rules)
+    k, v = k_ref[keys.read, :], v_ref[keys.read, :]
 
     def head(number, carry):
         def step(other, carry):
             # Everything is [keys, queries] here: the weights go into the product as they are.
             dk, dv = carry
-            queries = _block(
-                lanes, other * tile.block_q, tile.block_q, lanes.query_segment, sizes, rules
-            )
-            q, do = (_valid(ref[queries.read, number, :], queries) for ref in (q_ref, do_ref))
+            queries = _block(lanes, other * tile.block_q, tile.block_q, lanes.query_segment, rules)
+            q, do = (ref[queries.read, number, :] for ref in (q_ref, do_ref))
             lse, delta = (ref[number, queries.run] for ref in (lse_ref, delta_ref))
             logits, slope = _logits(k, q, _sees(queries, keys, rules, keys_first=True), rules)
             weights = jnp.exp2(logits * _factor(rules) - lse[None, :])
@@ -197,21 +195,17 @@ def dkv_kernel(
     dv_ref[keys.write, :] = dv.astype(dv_ref.dtype)
 
 
-def _block(lanes, start, size, segment, sizes, rules):
-    """The lanes [start, start + size), of which there are sizes[1] for sizes[0] tokens."""
-    run, index = pl.ds(start, size), start + jnp.arange(size, dtype=jnp.int32)
+def _block(lanes, start, size, segment, rules):
+    """The lanes [start, start + size)."""
+    run = pl.ds(start, size)
     token = lanes.token[run] if rules.is_fused or rules.is_causal else None
     write = token if rules.is_fused else run
-    read = write
-    if sizes[0] < sizes[1]:
-        read = jnp.minimum(token if rules.is_fused else index, sizes[0] - 1)
-    coordinate = index if lanes.coordinate is None else lanes.coordinate[run]
+    read = write if lanes.read is None else lanes.read[run]
+    if lanes.coordinate is None:
+        coordinate = start + jnp.arange(size, dtype=jnp.int32)
+    else:
+        coordinate = lanes.coordinate[run]
     return _Block(run, read, write, token, None if segment is None else segment[run], coordinate)
-
-
-def _valid(rows, block):
-    """Zeros rows that nobody sees: NaN in padding must reach nothing."""
-    return rows if block.segment is None else jnp.where(block.segment[:, None] > 0, rows, 0)
 
 
 def _sees(queries, keys, rules, keys_first=False):

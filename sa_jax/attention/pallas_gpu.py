@@ -71,7 +71,7 @@ def own_order(
         back, ahead = (window - 1, 0) if options.is_causal else masks.window_sides(window)
     coordinate = None if window is None else _by_head(positions)
     segment = _by_head(segment_ids)
-    lanes = Lanes(None, segment, segment, coordinate)
+    lanes = Lanes(query_segment=segment, key_segment=segment, coordinate=coordinate)
     runs = None if segment is None else _runs(segment)
     rules = _rules(options, back, ahead, is_causal=False)
     return _attention(query, key, value, segment_ids, sink_logits, options, lanes, runs, rules)
@@ -96,7 +96,7 @@ def stochastic(
     """
     token = _by_head(permutation)
     segment = _in_lanes(segment_ids, token)
-    lanes = Lanes(token, segment, segment)
+    lanes = Lanes(token, query_segment=segment, key_segment=segment)
     runs = None if segment is None or mixes_segments else _runs(segment)
     sides = masks.window_sides(window)
     rules = _rules(options, *sides, is_causal=options.is_causal)
@@ -136,7 +136,7 @@ def stochastic_partition(
     is_whole = ids is None and chunk_size % _launch(options, query, key, value).block == 0
     # Blocks that lie in one chunk each meet no other.
     segment = None if is_whole else jnp.where(number < length, number + 1, 0)
-    lanes = Lanes(token, segment, segment)
+    lanes = Lanes(token, query_segment=segment, key_segment=segment)
     ahead = 0 if options.is_causal else None
     rules = _rules(options, None, ahead, is_causal=False)
     return _attention(query, key, value, segment_ids, sink_logits, options, lanes, runs, rules)
