@@ -29,7 +29,9 @@ matplotlib.use('Agg')
 from matplotlib import pyplot as plt
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Receives the files.', required=True)
-_VARIANTS = flags.DEFINE_list('variants', ['full', 'swa', 'sa', 'sa_swa'], 'What is decoded.')
+_VARIANTS = flags.DEFINE_list(
+    'variants', ['full', 'swa', 'sa', 'sa_swa', 'partition'], 'What is decoded.'
+)
 _WINDOW = flags.DEFINE_integer('window', 257, 'Keys a window spans, the query itself included.')
 _LENGTHS = flags.DEFINE_multi_integer(
     'length', [1024, 4096, 16384], 'Tokens that the timed caches hold.'
@@ -145,8 +147,8 @@ def make_decoder(variant: str, length: int, window: int, seed: int):
     held = {'cache': empty_cache(model.config, 1, length=length, permutation_key=key)}
 
     def decode(t, calls):
-        place = jnp.int32(t)  # A Python number would compile twice.
-        found, held['cache'] = decode_at(graph, state, held['cache'], tokens, place, calls)
+        # A Python number has a type of its own, which would compile twice.
+        found, held['cache'] = decode_at(graph, state, held['cache'], tokens, jnp.int32(t), calls)
         jax.block_until_ready(found)
 
     return decode

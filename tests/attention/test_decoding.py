@@ -11,9 +11,7 @@ from sa_jax import (
     AttentionContext,
     decode_attention,
     get_attention,
-    inverse_permutation,
     stochastic_neighbours,
-    stochastic_partition_neighbours,
 )
 from sa_jax.attention import decoding, reference
 
@@ -34,6 +32,9 @@ PATTERNS = [
     ('stochastic', {'window': 22, 'circular': True, 'num_sinks': 1}, 'layer'),
     ('stochastic', {'window': 99, 'circular': True}, 'layer'),
     ('stochastic', {'window': 99}, 'layer'),
+    ('stochastic_partition', {'chunk_size': 1}, 'layer'),
+    ('stochastic_partition', {'chunk_size': 5, 'num_sinks': 2}, 'head'),
+    ('stochastic_partition', {'chunk_size': 99}, 'example'),
 ]
 
 
@@ -60,7 +61,7 @@ def test_neighbours_are_the_rows_of_the_mask(name, options, scope):
     prepared = kind.decoding.prepare(context, LENGTH, **options)
     neighbours = functools.partial(kind.decoding.neighbours, prepared, **options)
     every = jax.vmap(lambda token: neighbours(token, LENGTH))(jnp.arange(LENGTH))
-    assert every.shape[-1] <= options['window'] + options.get('num_sinks', 0)
+    assert every.shape[-1] <= sum(options.get(x, 0) for x in ('window', 'chunk_size', 'num_sinks'))
     np.testing.assert_array_equal(
         jnp.broadcast_to(jnp.moveaxis(seen(every), 0, 2), mask.shape), mask
     )
@@ -70,19 +71,6 @@ def test_neighbours_are_the_rows_of_the_mask(name, options, scope):
         np.testing.assert_array_equal(
             jnp.broadcast_to(two[example], (KV_HEADS, LENGTH)), mask[example, :, token]
         )
-
-
-@pytest.mark.parametrize('chunk_size', [1, 5, 23, 99])
-def test_neighbours_in_a_partition(chunk_size):
-    permutation = jax.random.permutation(KEY, LENGTH)
-    slot = inverse_permutation(permutation)
-    expected = slot[:, None] // chunk_size == slot // chunk_size
-    expected &= jnp.tril(jnp.ones((LENGTH, LENGTH), bool))
-    expected |= jnp.tril(jnp.ones((LENGTH, LENGTH), bool)) & (jnp.arange(LENGTH) < 2)
-    neighbours = stochastic_partition_neighbours(
-        permutation, slot, jnp.arange(LENGTH), chunk_size=chunk_size, num_sinks=2
-    )
-    np.testing.assert_array_equal(seen(neighbours)[:, 0], expected)
 
 
 @pytest.mark.parametrize('scope', ['layer', 'head'])
