@@ -16,6 +16,7 @@ from sa_jax.attention import (
     sliding_window_attention,
     sliding_window_neighbours,
     stochastic_attention,
+    stochastic_partition_attention,
     stochastic_neighbours,
     stochastic_partition_neighbours,
 )
@@ -38,6 +39,7 @@ __all__ = [
     'sliding_window_attention',
     'sliding_window_neighbours',
     'stochastic_attention',
+    'stochastic_partition_attention',
     'stochastic_neighbours',
     'stochastic_partition_neighbours',
 ]

@@ -12,6 +12,7 @@ KINDS = {
     'full': {},
     'sliding_window': {'window': 9},
     'stochastic': {'window': 9},
+    'stochastic_partition': {'chunk_size': 9},
     'moba': {'block_size': 4, 'top_k': 3},
 }
 

@@ -12,6 +12,7 @@ from sa_jax.attention.functions import (
     moba_attention,
     sliding_window_attention,
     stochastic_attention,
+    stochastic_partition_attention,
 )
 from sa_jax.attention.permutation import draw_permutation, inverse_permutation, permute
 from sa_jax.attention.registry import (
@@ -40,5 +41,6 @@ __all__ = [
     'sliding_window_neighbours',
     'stochastic_attention',
     'stochastic_neighbours',
+    'stochastic_partition_attention',
     'stochastic_partition_neighbours',
 ]

@@ -1,9 +1,11 @@
 """Attention in blocks: each block of queries against its own run of keys, never n × n.
 
 One engine serves every fast path. Tokens stand in *lanes* (in their own order, or permuted, or, for
-circular windows, with wrapped copies); a query sees the keys whose coordinate lies in its interval
-[low, high], in its segment, and not later than itself. `plans.py` says which lanes that takes.
-Softmax statistics are float32, and the backward recomputes the weights at the forward's cost.
+circular windows, with wrapped copies); a query sees the keys whose lane lies in one interval and,
+where the lanes don't tell, whose token lies in another. Since segments are contiguous and positions
+increase within them, an interval of tokens says both "in my segment" and "not later than I".
+`plans.py` finds the intervals. Softmax statistics are float32, and the backward recomputes the
+weights at the forward's cost.
 """
 
 import dataclasses
@@ -22,27 +24,36 @@ _UNSEEN, _FLOOR = -1e30, -5e29
 _LOGITS_PER_STEP = 2**20
 
 
+class Interval(NamedTuple):
+    """The numbers first, …, first + count - 1 for each query; int32 `[B or 1, Q]` both."""
+
+    first: jax.Array
+    count: jax.Array  # at least 0
+
+    def holds(self, number: jax.Array) -> jax.Array:
+        """Which of `number` `[B or 1, S]` lie in each query's: `[B or 1, Q, S]`."""
+        # Numbers before the first wrap around to large ones: one comparison instead of two.
+        distance = (number[:, None, :] - self.first[..., None]).astype(jnp.uint32)
+        return distance < self.count[..., None].astype(jnp.uint32)
+
+
 class Queries(NamedTuple):
     """Query lanes; every array is `[B or 1, Q]`, Q a multiple of the block."""
 
-    segment: jax.Array  # 0 for lanes that hold no valid token
-    low: jax.Array  # the interval of key coordinates seen
-    high: jax.Array
-    latest: jax.Array | None  # the last position seen; None without causality
+    lanes: Interval  # of the keys seen
+    tokens: Interval | None  # of the keys seen; None: the lanes say it all
+    is_valid: jax.Array | None  # False where no valid token stands; None: everywhere one does
     row: jax.Array | None  # the token in each lane; None for the tokens' own order
     lane: jax.Array | None  # `[B or 1, T]`, the lane of each token
-    sinks: jax.Array | None  # `[B or 1, Q, num_sinks]`, lanes of the segment's first keys or -1
+    sinks: jax.Array | None  # `[B or 1, Q, num_sinks]`, lanes of first keys seen beside, or -1
 
 
 class Keys(NamedTuple):
     """Key lanes; every array is `[B or 1, L]`."""
 
-    segment: jax.Array
-    coordinate: jax.Array
-    position: jax.Array
-    row: jax.Array | None
+    row: jax.Array | None  # the token in each lane; None for the tokens' own order
     lanes: jax.Array | None  # `[B or 1, S, copies]`, the lanes of each token or -1
-    is_sink: jax.Array | None
+    is_valid: jax.Array | None  # False where no valid token stands; None: everywhere one does
 
 
 class Plan(NamedTuple):
@@ -78,14 +89,11 @@ def blockwise_attention(
       The output `[B, T, N, H]` and the log-sum-exp of the logits, float32 `[B, T, N]`; queries
       without keys have zeros and a log-sum-exp too small to weigh anything.
     """
-    batch, length, heads, head_dim = query.shape
     kv_heads = key.shape[2]
-    query = query.reshape(batch, length, kv_heads, heads // kv_heads, head_dim)
     if sink_logits is not None:
         sink_logits = sink_logits.astype(jnp.float32)
-        sink_logits = sink_logits.reshape(-1, kv_heads, heads // kv_heads)
-    output, lse = _attention(settings, query, key, value, sink_logits, plan)
-    return output.reshape(batch, length, heads, head_dim), lse.reshape(batch, length, heads)
+        sink_logits = sink_logits.reshape(-1, kv_heads, query.shape[2] // kv_heads)
+    return _attention(settings, query, key, value, sink_logits, plan)
 
 
 def heads_to_examples(x: jax.Array, kv_heads: int) -> jax.Array:
@@ -129,8 +137,8 @@ _attention.defvjp(_attention_forward, _attention_backward)
 
 def _by_examples(function, settings, query, *arguments):
     """Runs `function` on as many examples at a time as the step's size allows."""
-    batch, _, kv_heads, group, _ = query.shape
-    most = max(1, _LOGITS_PER_STEP // (kv_heads * group * settings.block * settings.chunk))
+    batch, _, heads, _ = query.shape
+    most = max(1, _LOGITS_PER_STEP // (heads * settings.block * settings.chunk))
     size = next(s for s in range(min(batch, most), 0, -1) if batch % s == 0)
     arguments = (query, *arguments)
     if size == batch:
@@ -151,30 +159,37 @@ def _by_examples(function, settings, query, *arguments):
 
 
 def _forward(settings, query, key, value, sink_logits, plan):
-    """Output `[B, T, K, G, H]` and log-sum-exp `[B, T, K, G]`."""
-    batch, length, kv_heads, group, head_dim = query.shape
+    """Output `[B, T, N, H]` and log-sum-exp `[B, T, N]`."""
+    batch, length, heads, head_dim = query.shape
+    kv_heads = key.shape[2]
     lanes = _LaneReader(settings, plan)
     query = lanes.pad(query)
+    shape = (batch, kv_heads, heads // kv_heads, settings.block)
+    nothing = (
+        jnp.full(shape, _FLOOR, jnp.float32),
+        jnp.zeros(shape, jnp.float32),
+        jnp.zeros((*shape, head_dim), jnp.float32),
+    )
 
     def block(_, index):
         q, queries = lanes.queries(index, query)
+        q = _by_head(q, kv_heads)
 
         def chunk(number, carry):
-            largest, total, output = carry
             k, v, mask, _ = lanes.keys(index, number, queries, key, value)
-            return _accumulate(largest, total, output, lanes.logits(q, k, mask), v)
+            return _accumulate(carry, lanes.logits(q, k, mask), v)
 
-        shape = (batch, kv_heads, group, settings.block)
-        carry = (
-            jnp.full(shape, _FLOOR, jnp.float32),
-            jnp.zeros(shape, jnp.float32),
-            jnp.zeros((*shape, head_dim), jnp.float32),
-        )
-        carry = lanes.for_chunks(index, chunk, carry)
+        if plan.stop is None:
+            largest, total, output = chunk(0, None)
+            is_seeing = largest > _FLOOR
+            largest = jnp.maximum(largest, _FLOOR)
+            total, output = _valid(total, is_seeing), _valid(output, is_seeing)
+        else:
+            largest, total, output = lanes.for_chunks(index, chunk, nothing)
         if queries.sinks is not None:
             k, v, mask, _ = lanes.sinks(queries, key, value)
-            carry = _accumulate(*carry, lanes.logits(q, k, mask), v)
-        largest, total, output = carry
+            carry = (largest, total, output)
+            largest, total, output = _accumulate(carry, lanes.logits(q, k, mask), v)
         if sink_logits is not None:
             sinks = sink_logits[..., None]
             final = jnp.maximum(largest, sinks)
@@ -184,32 +199,39 @@ def _forward(settings, query, key, value, sink_logits, plan):
         total = jnp.maximum(total, jnp.finfo(jnp.float32).tiny)
         output = (output / total[..., None]).astype(query.dtype)
         lse = largest + jnp.log(total)
-        return None, (jnp.moveaxis(output, 3, 1), jnp.moveaxis(lse, 3, 1))
+        return None, (_by_token(output), _by_token(lse))
 
     _, (output, lse) = lax.scan(block, None, jnp.arange(lanes.blocks))
     return lanes.to_tokens(output, length), lanes.to_tokens(lse, length)
 
 
-def _accumulate(largest, total, output, logits, value):
-    """Adds keys to a running softmax."""
-    updated = jnp.maximum(largest, logits.max(-1))
+def _accumulate(carry, logits, value):
+    """Adds keys to a running softmax, or starts one that knows no empty rows."""
+    updated = logits.max(-1)
+    if carry is not None:
+        updated = jnp.maximum(carry[0], updated)
     weights = jnp.exp(logits - updated[..., None])
-    shrink = jnp.exp(largest - updated)
-    output = output * shrink[..., None] + _weigh(weights.astype(value.dtype), value)
-    return updated, total * shrink + weights.sum(-1), output
+    total, output = weights.sum(-1), _weigh(weights.astype(value.dtype), value)
+    if carry is not None:
+        shrink = jnp.exp(carry[0] - updated)
+        total += carry[1] * shrink
+        output += carry[2] * shrink[..., None]
+    return updated, total, output
 
 
 def _backward(settings, query, key, value, sink_logits, plan, output, lse, gradient, dlse):
     """Gradients of q, k, v and, per example, of the sink logits."""
-    batch, length, *_ = query.shape
+    batch, length, _, head_dim = query.shape
+    kv_heads = key.shape[2]
     lanes = _LaneReader(settings, plan)
     rows = tuple(lanes.pad(x) for x in (query, output, gradient, lse, dlse))
-    kv_shape = (batch, plan.keys.segment.shape[-1], *key.shape[2:])
+    count = key.shape[1] if plan.keys.row is None else plan.keys.row.shape[-1]
+    kv_shape = (batch, kv_heads, count, head_dim)
 
     def block(carry, index):
-        (q, o, do, lse, dlse), queries = lanes.queries(index, rows)
-        lse, dlse = (jnp.moveaxis(x, 1, 3) for x in (lse, dlse))
-        delta = _einsum('bqkgh,bqkgh->bkgq', o, do) - dlse
+        arrays, queries = lanes.queries(index, rows)
+        q, o, do, lse, dlse = (_by_head(x, kv_heads) for x in arrays)
+        delta = (o.astype(jnp.float32) * do.astype(jnp.float32)).sum(-1) - dlse
 
         def gradients(k, v, mask):
             """dq, and the weights and the logits' gradients that dv and dk are made of."""
@@ -228,17 +250,16 @@ def _backward(settings, query, key, value, sink_logits, plan, output, lse, gradi
             return dq + added, dk, dv
 
         dk, dv, dsinks = carry
-        dq = jnp.zeros((*lse.shape, q.shape[-1]), jnp.float32)
-        dq, dk, dv = lanes.for_chunks(index, chunk, (dq, dk, dv))
+        dq, dk, dv = lanes.for_chunks(index, chunk, (jnp.zeros(q.shape, jnp.float32), dk, dv))
         if queries.sinks is not None:
-            k, v, mask, first = lanes.sinks(queries, key, value)
+            k, v, mask, flat = lanes.sinks(queries, key, value)
             added, weights, dlogits = gradients(k, v, mask)
             dq += added
-            dk = _add_rows(dk, _gather_back_own(dlogits, q), first)
-            dv = _add_rows(dv, _gather_back_own(weights, do), first)
+            dk = _add_rows(dk, _gather_back_own(dlogits, q), flat)
+            dv = _add_rows(dv, _gather_back_own(weights, do), flat)
         if sink_logits is not None:
             dsinks -= (jnp.exp(sink_logits[..., None] - lse) * delta).sum(-1)
-        return (dk, dv, dsinks), jnp.moveaxis(dq.astype(query.dtype), 3, 1)
+        return (dk, dv, dsinks), _by_token(dq.astype(query.dtype))
 
     start = (
         jnp.zeros(kv_shape, jnp.float32),
@@ -246,7 +267,7 @@ def _backward(settings, query, key, value, sink_logits, plan, output, lse, gradi
         None if sink_logits is None else jnp.zeros((batch, *sink_logits.shape[1:]), jnp.float32),
     )
     (dk, dv, dsinks), dq = lax.scan(block, start, jnp.arange(lanes.blocks))
-    dk, dv = lanes.keys_to_tokens(dk), lanes.keys_to_tokens(dv)
+    dk, dv = (lanes.keys_to_tokens(jnp.moveaxis(x, 1, 2)) for x in (dk, dv))
     dq = lanes.to_tokens(dq, length)
     return dq, dk.astype(key.dtype), dv.astype(value.dtype), dsinks
 
@@ -256,11 +277,11 @@ class _LaneReader:
 
     def __init__(self, settings: Settings, plan: Plan):
         self.settings, self.plan = settings, plan
-        self.blocks = plan.queries.segment.shape[-1] // settings.block
+        self.blocks = plan.start.shape[-1]
 
     def pad(self, x: jax.Array) -> jax.Array:
         """`[B, T, ...]` to whole blocks; rows read by index need none."""
-        missing = self.plan.queries.segment.shape[-1] - x.shape[1]
+        missing = self.blocks * self.settings.block - x.shape[1]
         if self.plan.queries.row is not None or not missing:
             return x
         return jnp.pad(x, ((0, 0), (0, missing), *((0, 0),) * (x.ndim - 2)))
@@ -272,7 +293,7 @@ class _LaneReader:
 
         def read(x):
             rows = _slice(x, start, size) if queries.row is None else take_rows(x, queries.row)
-            return _valid(rows, queries.segment > 0)
+            return rows if queries.is_valid is None else _valid(rows, queries.is_valid)
 
         return jax.tree.map(read, tree), queries
 
@@ -284,36 +305,39 @@ class _LaneReader:
         return lax.fori_loop(0, -(-run // self.settings.chunk), chunk, carry)
 
     def keys(self, index, number, queries, key, value):
-        """A chunk's k and v `[B, chunk, K, H]`, mask `[B or 1, block, chunk]` and first lane."""
-        size, lanes = self.settings.chunk, self.plan.keys.segment.shape[-1]
+        """A chunk's k and v `[B, K, chunk, H]`, mask `[B or 1, block, chunk]` and first lane."""
+        size = self.settings.chunk
+        row = self.plan.keys.row
+        count = key.shape[1] if row is None else row.shape[-1]
         wanted = self.plan.start[:, index].min() + number * size
-        first = jnp.clip(wanted, 0, lanes - size)
+        first = jnp.clip(wanted, 0, count - size)
         keys = _slice(self.plan.keys._replace(lanes=None), first, size)
-        if keys.row is None:
+        lane = first + jnp.arange(size)[None]
+        mask = queries.lanes.holds(lane)
+        if queries.tokens is not None:
+            mask &= queries.tokens.holds(keys.row)
+        if self.plan.stop is not None:
+            # The last chunk is moved back to end within bounds: lanes already met stay out.
+            mask &= lane >= wanted
+        if row is None:
             k, v = _slice((key, value), first, size)
         else:
             k, v = (take_rows(x, keys.row) for x in (key, value))
-        mask = _sees(queries, keys)
-        if keys.is_sink is not None:
-            mask &= ~keys.is_sink[:, None, :]
-        if self.plan.stop is not None:
-            # The last chunk is moved back to end within bounds: lanes already met stay out.
-            mask &= first + jnp.arange(size) >= wanted
-        is_valid = keys.segment > 0
-        return _valid(k, is_valid), _valid(v, is_valid), mask, first
+        if keys.is_valid is not None:
+            k, v = (_valid(x, keys.is_valid) for x in (k, v))
+        k, v = (jnp.moveaxis(x, 1, 2) for x in (k, v))
+        return k, v, mask, first
 
     def sinks(self, queries, key, value):
-        """Each query's first tokens: k, v `[B, block, c, K, H]`, mask `[.., block, c]`, lanes."""
+        """Each query's first tokens: k, v `[B, K, block, c, H]`, mask `[.., block, c]`, lanes."""
         lanes = queries.sinks
         flat = jnp.maximum(lanes, 0).reshape(lanes.shape[0], -1)
-        keys = self.plan.keys
-        row = flat if keys.row is None else take_rows(keys.row, flat)
+        row = self.plan.keys.row
+        row = flat if row is None else take_rows(row, flat)
         mask = lanes >= 0
-        if queries.latest is not None:
-            position = take_rows(keys.position, flat).reshape(lanes.shape)
-            mask &= position <= queries.latest[..., None]
         shape = (key.shape[0], *lanes.shape[1:], *key.shape[2:])
         k, v = (_valid(take_rows(x, row).reshape(shape), mask) for x in (key, value))
+        k, v = (jnp.moveaxis(x, 3, 1) for x in (k, v))
         return k, v, mask, flat
 
     def logits(self, q, k, mask):
@@ -346,16 +370,6 @@ class _LaneReader:
         return sum(_valid(take_rows(x, jnp.maximum(lane, 0)), lane >= 0) for lane in copies)
 
 
-def _sees(queries: Queries, keys: Keys) -> jax.Array:
-    """Visibility `[B or 1, block, chunk]`."""
-    coordinate = keys.coordinate[:, None, :]
-    mask = (queries.segment[..., None] == keys.segment[:, None, :]) & (keys.segment[:, None, :] > 0)
-    mask &= (queries.low[..., None] <= coordinate) & (coordinate <= queries.high[..., None])
-    if queries.latest is not None:
-        mask &= keys.position[:, None, :] <= queries.latest[..., None]
-    return mask
-
-
 def _slice(tree, start, size):
     """Lanes [start, start + size) of every array `[B, L, ...]`."""
     return jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, start, size, axis=1), tree)
@@ -366,6 +380,18 @@ def _valid(x, is_valid):
     return jnp.where(is_valid.reshape(*is_valid.shape, *(1,) * (x.ndim - is_valid.ndim)), x, 0)
 
 
+def _by_head(x, kv_heads):
+    """`[B, Q, N, ...]` as `[B, K, G, Q, ...]`."""
+    x = jnp.moveaxis(x, 2, 1)
+    return x.reshape(x.shape[0], kv_heads, -1, *x.shape[2:])
+
+
+def _by_token(x):
+    """`[B, K, G, Q, ...]` as `[B, Q, N, ...]`."""
+    x = x.reshape(x.shape[0], -1, *x.shape[3:])
+    return jnp.moveaxis(x, 1, 2)
+
+
 def _einsum(spec, *operands):
     """float32 results; float32 operands are multiplied in full precision on every device."""
     precision = 'highest' if operands[0].dtype == jnp.float32 else None
@@ -373,36 +399,34 @@ def _einsum(spec, *operands):
 
 
 def _score(q, k):
-    """q·k for shared keys `[B, S, K, H]` or each query's own `[B, Q, c, K, H]`."""
-    spec = 'bqkgh,bskh->bkgqs' if k.ndim == 4 else 'bqkgh,bqskh->bkgqs'
-    return _einsum(spec, q, k)
+    """q·k for shared keys `[B, K, S, H]` or each query's own `[B, K, Q, c, H]`."""
+    return _einsum('bkgqh,bksh->bkgqs' if k.ndim == 4 else 'bkgqh,bkqsh->bkgqs', q, k)
 
 
 def _weigh(weights, value):
     """Weighted sums `[B, K, G, Q, H]` of shared or each query's own rows."""
-    spec = 'bkgqs,bskh->bkgqh' if value.ndim == 4 else 'bkgqs,bqskh->bkgqh'
+    spec = 'bkgqs,bksh->bkgqh' if value.ndim == 4 else 'bkgqs,bkqsh->bkgqh'
     return _einsum(spec, weights, value)
 
 
 def _gather_back(weights, x):
-    """What queries `[B, Q, K, G, H]` give back to shared keys: `[B, S, K, H]`."""
-    return _einsum('bkgqs,bqkgh->bskh', weights, x)
+    """What queries `[B, K, G, Q, H]` give back to shared keys: `[B, K, S, H]`."""
+    return _einsum('bkgqs,bkgqh->bksh', weights, x)
 
 
 def _gather_back_own(weights, x):
-    """What queries give back to their own keys: `[B, Q·c, K, H]`."""
-    own = _einsum('bkgqs,bqkgh->bqskh', weights, x)
-    return own.reshape(own.shape[0], -1, *own.shape[3:])
+    """What queries give back to their own keys: `[B, K, Q·c, H]`."""
+    own = _einsum('bkgqs,bkgqh->bkqsh', weights, x)
+    return own.reshape(*own.shape[:2], -1, own.shape[-1])
 
 
 def _add_run(total, added, first):
     """Adds to the lanes from `first` on."""
-    present = lax.dynamic_slice_in_dim(total, first, added.shape[1], axis=1)
-    return lax.dynamic_update_slice_in_dim(total, present + added, first, axis=1)
+    present = lax.dynamic_slice_in_dim(total, first, added.shape[2], axis=2)
+    return lax.dynamic_update_slice_in_dim(total, present + added, first, axis=2)
 
 
 def _add_rows(total, added, lanes):
     """Adds to scattered lanes `[B or 1, n]`."""
-    if lanes.shape[0] == 1:
-        return total.at[:, lanes[0]].add(added)
-    return jax.vmap(lambda x, lanes, added: x.at[lanes].add(added))(total, lanes, added)
+    lanes = jnp.broadcast_to(lanes, (total.shape[0], lanes.shape[-1]))
+    return jax.vmap(lambda x, lanes, added: x.at[:, lanes].add(added))(total, lanes, added)

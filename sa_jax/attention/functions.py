@@ -189,7 +189,77 @@ def stochastic_attention(
         scale=_scale(scale, query),
         logits_soft_cap=inputs.soft_cap(logits_soft_cap),
         num_sinks=num_sinks,
-        implementation=paths.resolve(implementation),
+        implementation=implementation,
+    )
+
+
+def stochastic_partition_attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    *,
+    chunk_size: int,
+    permutation: jax.Array | None = None,
+    permutation_key: jax.Array | None = None,
+    is_causal: bool = True,
+    segment_ids: jax.Array | None = None,
+    positions: jax.Array | None = None,
+    scale: float | None = None,
+    logits_soft_cap: float | None = None,
+    sink_logits: jax.Array | None = None,
+    num_sinks: int = 0,
+    implementation: str | None = None,
+) -> jax.Array:
+    """Attention within the chunks of a random partition: SA without the half that causality masks.
+
+    The permuted tokens of each segment are cut into chunks of `chunk_size`, the last one maybe
+    shorter, and each is sorted by position: a batch of small causal problems. Any pair of n tokens
+    shares a chunk with probability (chunk_size - 1)/(n - 1) if chunk_size divides n, as a window of
+    chunk_size slots would connect it; a causal query sees (chunk_size + 1)/2 keys on average.
+
+    Args:
+      query: `[B, T, N, H]`.
+      key: `[B, T, K, H]`.
+      value: `[B, T, K, H]`.
+      chunk_size: tokens per chunk, at least 1.
+      permutation: as for `stochastic_attention`, like all that follow.
+      permutation_key: a typed key to draw it from instead.
+      is_causal: whether a query sees only positions up to its own.
+      segment_ids: `[B, T]`.
+      positions: `[B, T]`.
+      scale: factor of the logits.
+      logits_soft_cap: the cap of the logits.
+      sink_logits: `[N]`.
+      num_sinks: first tokens of a segment that are visible beside the chunk.
+      implementation: see the module.
+
+    Returns:
+      `[B, T, N, H]` in query's dtype, in the tokens' own order.
+
+    Raises:
+      ValueError, TypeError: as `stochastic_attention`.
+    """
+    inputs.check_heads(query, key, value)
+    inputs.check_same_length(query, key, 'stochastic partition attention')
+    inputs.check_count('chunk_size', chunk_size, 1)
+    _check_options(query, sink_logits, num_sinks)
+    _check_tokens(query, positions, segment_ids)
+    _check_draw(permutation, permutation_key, query, key)
+    return paths.stochastic_partition(
+        query,
+        key,
+        value,
+        permutation,
+        permutation_key,
+        positions,
+        segment_ids,
+        sink_logits,
+        chunk_size=min(int(chunk_size), inputs.FARTHEST),
+        is_causal=bool(is_causal),
+        scale=_scale(scale, query),
+        logits_soft_cap=inputs.soft_cap(logits_soft_cap),
+        num_sinks=num_sinks,
+        implementation=implementation,
     )
 
 
@@ -256,7 +326,7 @@ def moba_attention(
         scale=_scale(scale, query),
         logits_soft_cap=inputs.soft_cap(logits_soft_cap),
         num_sinks=num_sinks,
-        implementation=paths.resolve(implementation),
+        implementation=implementation,
     )
 
 
@@ -314,7 +384,7 @@ def _in_own_order(
         logits_soft_cap=inputs.soft_cap(logits_soft_cap),
         # Without a window the first tokens are visible as it is.
         num_sinks=0 if window is None else num_sinks,
-        implementation=paths.resolve(implementation),
+        implementation=implementation,
     )
 
 

@@ -58,6 +58,21 @@ def _stochastic_mask(query, key, context, *, window, circular=False, num_sinks=0
     return masks.with_heads(mask, query.shape[2])
 
 
+def _stochastic_partition(query, key, value, context, **options):
+    return functions.stochastic_partition_attention(
+        query, key, value, permutation_key=_key(context), **_tokens(context), **options
+    )
+
+
+def _stochastic_partition_mask(query, key, context, *, chunk_size, num_sinks=0, **_):
+    positions, segment_ids = context.tokens(query)
+    permutation = permutations.draw_permutation(_key(context), segment_ids=segment_ids)
+    mask = masks.stochastic_partition(
+        permutation, positions, segment_ids, chunk_size, context.is_causal, num_sinks
+    )
+    return masks.with_heads(mask, query.shape[2])
+
+
 def _moba(query, key, value, context, **options):
     return functions.moba_attention(query, key, value, **_tokens(context), **options)
 
@@ -100,6 +115,13 @@ def _stochastic_neighbours(drawn, token, n, *, window, circular=False, num_sinks
     )
 
 
+def _stochastic_partition_neighbours(drawn, token, n, *, chunk_size, num_sinks=0, **_):
+    del n
+    return decoding.stochastic_partition_neighbours(
+        *drawn, token, chunk_size=chunk_size, num_sinks=num_sinks
+    )
+
+
 register_attention(
     'full',
     _full,
@@ -120,5 +142,12 @@ register_attention(
     mask=_stochastic_mask,
     visible_keys=window.visible_keys_of('stochastic'),
     decoding=Decoding(_draw_slots, _stochastic_neighbours),
+)
+register_attention(
+    'stochastic_partition',
+    _stochastic_partition,
+    mask=_stochastic_partition_mask,
+    visible_keys=window.visible_keys_of('stochastic_partition'),
+    decoding=Decoding(_draw_slots, _stochastic_partition_neighbours),
 )
 register_attention('moba', _moba, mask=_moba_mask, visible_keys=window.visible_keys_of('moba'))

@@ -58,6 +58,24 @@ def in_slots(slot: jax.Array, segment_ids: jax.Array, window: int, circular: boo
     return (distance <= back) | (length - distance <= ahead)
 
 
+def in_chunks(slot: jax.Array, segment_ids: jax.Array, chunk_size: int) -> jax.Array:
+    """Ranks of both slots within the segment fall in one chunk of a partition, before causality.
+
+    Args:
+      slot: `[B or 1, T]` or `[B, K, T]`, the slot of each token.
+      segment_ids: `[B or 1, T]`.
+      chunk_size: slots per chunk; the last one of a segment may have fewer.
+
+    Returns:
+      `[B or 1, T, T]`, or `[B, K, T, T]` for slots per key/value head.
+    """
+    same = same_segment(segment_ids, segment_ids)
+    same = same[:, None] if slot.ndim == 3 else same
+    rank = (same & (slot[..., None, :] < slot[..., :, None])).sum(-1)
+    chunk = rank // chunk_size
+    return same & (chunk[..., :, None] == chunk[..., None, :])
+
+
 def first_tokens(segment_ids: jax.Array, count: int) -> jax.Array:
     """The first `count` tokens of each segment as `[B or 1, 1, S]`: sinks every query sees."""
     return (permutations.segment_rank(segment_ids) < count)[:, None, :]
@@ -105,6 +123,25 @@ def stochastic(
     """Visibility `[B or 1, T, T]`, or `[B, K, T, T]`, of stochastic attention."""
     slot = permutations.inverse_permutation(permutation)
     mask = in_slots(slot, segment_ids, window, circular)
+    return _within_segments(mask, positions, segment_ids, is_causal, num_sinks)
+
+
+def stochastic_partition(
+    permutation: jax.Array,
+    positions: jax.Array,
+    segment_ids: jax.Array,
+    chunk_size: int,
+    is_causal: bool,
+    num_sinks: int,
+) -> jax.Array:
+    """Visibility `[B or 1, T, T]`, or `[B, K, T, T]`, of stochastic partition attention."""
+    slot = permutations.inverse_permutation(permutation)
+    mask = in_chunks(slot, segment_ids, chunk_size)
+    return _within_segments(mask, positions, segment_ids, is_causal, num_sinks)
+
+
+def _within_segments(mask, positions, segment_ids, is_causal, num_sinks):
+    """Adds the sinks to what permuted tokens see; leaves out other segments and later tokens."""
     others = same_segment(segment_ids, segment_ids)
     if is_causal:
         others &= not_later(positions, positions)

@@ -149,7 +149,6 @@ def attention(
     key: jax.Array,
     value: jax.Array,
     sink_logits: jax.Array | None,
-    positions: jax.Array,
     segment_ids: jax.Array,
     *,
     block_size: int,
@@ -162,9 +161,7 @@ def attention(
     batch, length, heads, head_dim = query.shape
     kv_heads = key.shape[2]
     group = heads // kv_heads
-    positions, segment_ids = (
-        jnp.broadcast_to(x, (batch, length)) for x in (positions, segment_ids)
-    )
+    segment_ids = jnp.broadcast_to(segment_ids, (batch, length))
     number = block_numbers(segment_ids, block_size)
     chosen = choose_blocks(
         lax.stop_gradient(query), lax.stop_gradient(key), segment_ids, number, top_k
@@ -174,7 +171,7 @@ def attention(
     chosen = jnp.moveaxis(chosen, 2, 1).reshape(batch * kv_heads, -1)
     plan, block, chunk = plans.chosen_blocks(
         chosen,
-        *(jnp.repeat(x, kv_heads, axis=0) for x in (positions, segment_ids, number)),
+        *(jnp.repeat(x, kv_heads, axis=0) for x in (segment_ids, number)),
         block_size=block_size,
         parts=group * top_k,
         is_own=jnp.arange(group * top_k) % top_k == 0,

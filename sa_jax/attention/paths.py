@@ -1,44 +1,30 @@
-"""From checked inputs to an output: the reference, or a plan for the blockwise engine."""
+"""From checked inputs to an output: the reference, the GPU kernels, or the blockwise engine."""
 
-import inspect
+import functools
 
 import jax
 import jax.numpy as jnp
 
-from sa_jax.attention import blockwise, inputs, masks, plans, reference
+from sa_jax.attention import blockwise, inputs, masks, pallas_gpu, plans, reference
 from sa_jax.attention import moba as block_choice
 from sa_jax.attention import permutation as permutations
-
-IMPLEMENTATIONS = ('reference', 'xla')
-
-
-def resolve(implementation: str | None) -> str:
-    """The implementation to run: the one place where a path is picked.
-
-    Raises:
-      ValueError: no such implementation.
-    """
-    if implementation is None:
-        return 'xla'
-    if implementation not in IMPLEMENTATIONS:
-        raise ValueError(
-            f'implementation={implementation!r}; expected None or one of '
-            f'{", ".join(map(repr, IMPLEMENTATIONS))}'
-        )
-    return implementation
+from sa_jax.attention.dispatch import KERNELS, compiled
 
 
-def _compiled(function):
-    """Jits a function whose keyword-only arguments are static.
-
-    Compiled as one also where the caller is not: hundreds of small operations plan the blocks.
-    """
-    parameters = inspect.signature(function).parameters.values()
-    static = [p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
-    return jax.jit(function, static_argnames=static)
+def _needs_shared_tokens(call):
+    if call['key_tokens'] is None:
+        return None
+    return 'queries and keys have tokens of their own'
 
 
-@_compiled
+def _is_plain(call):
+    """Full attention to all tokens of the row."""
+    extras = ('window', 'key_tokens', 'sink_logits', 'logits_soft_cap')
+    tokens = call['query_tokens']
+    return all(call[name] is None for name in extras) and tokens[1] is None
+
+
+@compiled(obstacle=_needs_shared_tokens, is_plain=_is_plain)
 def own_order(
     query,
     key,
@@ -56,27 +42,38 @@ def own_order(
 ):
     """Full (window None) and sliding-window attention; key_tokens is None where T = S."""
     is_separate = key_tokens is not None
-    query_tokens = inputs.tokens(*query_tokens, query.shape[1])
-    key_tokens = inputs.tokens(*key_tokens, key.shape[1]) if is_separate else query_tokens
+    length = query.shape[1]
+    query_tokens, key_tokens = _int32((query_tokens, key_tokens))
     if implementation == 'reference':
+        query_tokens = inputs.tokens(*query_tokens, length)
+        key_tokens = inputs.tokens(*key_tokens, key.shape[1]) if is_separate else query_tokens
         mask = masks.own_order(query_tokens, key_tokens, window, is_causal, num_sinks)
         mask = masks.with_heads(mask, query.shape[2])
         return reference.masked_attention(
             query, key, value, mask, sink_logits, scale=scale, logits_soft_cap=logits_soft_cap
         )
+    if implementation == 'cudnn':
+        return jax.nn.dot_product_attention(
+            query, key, value, is_causal=is_causal, scale=scale, implementation='cudnn'
+        )
+    if implementation in KERNELS:
+        options = _options(is_causal, scale, logits_soft_cap, num_sinks, implementation)
+        return pallas_gpu.own_order(
+            query, key, value, *query_tokens, sink_logits, options, window=window
+        )
     if is_separate:
         plan = plans.elsewhere(query_tokens, key_tokens, window, is_causal, num_sinks)
     elif window is None:
-        plan = plans.everything(query_tokens, is_causal)
+        plan = plans.everything(query_tokens[1], length, is_causal)
     else:
-        plan = plans.band(query_tokens, window, is_causal, num_sinks)
+        plan = plans.band(query_tokens, length, window, is_causal, num_sinks)
     plan, block, chunk = plan
     settings = blockwise.Settings(block, chunk, scale, logits_soft_cap)
     sink_logits = None if sink_logits is None else sink_logits[None]
     return blockwise.blockwise_attention(query, key, value, sink_logits, plan, settings)[0]
 
 
-@_compiled
+@compiled(obstacle=lambda call: 'the window is circular' if call['circular'] else None)
 def stochastic(
     query,
     key,
@@ -96,41 +93,127 @@ def stochastic(
     implementation,
 ):
     """Stochastic attention; see `stochastic_attention`."""
-    batch, length, heads, _ = query.shape
-    kv_heads = key.shape[2]
-    positions, segment_ids = inputs.tokens(positions, segment_ids, length)
-    if permutation is None:
-        permutation = permutations.draw_permutation(permutation_key, segment_ids=segment_ids)
-    permutation = permutation.astype(jnp.int32)
-    permutation = permutation[None] if permutation.ndim == 1 else permutation
+    positions, segment_ids = _int32((positions, segment_ids))
+    drawn = _draw(permutation, permutation_key, segment_ids, query.shape[1])
     if implementation == 'reference':
-        mask = masks.stochastic(
-            permutation, positions, segment_ids, window, is_causal, circular, num_sinks
-        )
-        mask = masks.with_heads(mask, heads)
+        tokens = inputs.tokens(positions, segment_ids, query.shape[1])
+        mask = masks.stochastic(drawn, *tokens, window, is_causal, circular, num_sinks)
+        mask = masks.with_heads(mask, query.shape[2])
         return reference.masked_attention(
             query, key, value, mask, sink_logits, scale=scale, logits_soft_cap=logits_soft_cap
         )
+    if implementation in KERNELS:
+        options = _options(is_causal, scale, logits_soft_cap, num_sinks, implementation)
+        return pallas_gpu.stochastic(
+            query,
+            key,
+            value,
+            drawn,
+            segment_ids,
+            sink_logits,
+            options,
+            window=window,
+            mixes_segments=permutation is not None,
+        )
+    plan = functools.partial(
+        plans.circle if circular else plans.slots,
+        window=window,
+        is_causal=is_causal,
+        num_sinks=num_sinks,
+    )
+    return _permuted(
+        query, key, value, drawn, segment_ids, sink_logits, plan, scale, logits_soft_cap
+    )
+
+
+@compiled
+def stochastic_partition(
+    query,
+    key,
+    value,
+    permutation,
+    permutation_key,
+    positions,
+    segment_ids,
+    sink_logits,
+    *,
+    chunk_size,
+    is_causal,
+    scale,
+    logits_soft_cap,
+    num_sinks,
+    implementation,
+):
+    """Stochastic partition attention; see `stochastic_partition_attention`."""
+    positions, segment_ids = _int32((positions, segment_ids))
+    drawn = _draw(permutation, permutation_key, segment_ids, query.shape[1])
+    if implementation == 'reference':
+        tokens = inputs.tokens(positions, segment_ids, query.shape[1])
+        mask = masks.stochastic_partition(drawn, *tokens, chunk_size, is_causal, num_sinks)
+        mask = masks.with_heads(mask, query.shape[2])
+        return reference.masked_attention(
+            query, key, value, mask, sink_logits, scale=scale, logits_soft_cap=logits_soft_cap
+        )
+    if implementation in KERNELS:
+        options = _options(is_causal, scale, logits_soft_cap, num_sinks, implementation)
+        return pallas_gpu.stochastic_partition(
+            query, key, value, drawn, segment_ids, sink_logits, options, chunk_size=chunk_size
+        )
+    plan = functools.partial(
+        plans.chunks, chunk_size=chunk_size, is_causal=is_causal, num_sinks=num_sinks
+    )
+    return _permuted(
+        query, key, value, drawn, segment_ids, sink_logits, plan, scale, logits_soft_cap
+    )
+
+
+def _options(is_causal, scale, logits_soft_cap, num_sinks, implementation):
+    """The options of the GPU kernels."""
+    return pallas_gpu.Options(
+        is_causal,
+        scale,
+        logits_soft_cap,
+        num_sinks,
+        interpret=implementation == 'pallas_interpret',
+    )
+
+
+def _int32(tree):
+    return jax.tree.map(lambda x: x.astype(jnp.int32), tree)
+
+
+def _draw(permutation, permutation_key, segment_ids, length):
+    """The permutation given or drawn: int32 `[B or 1, T]` or `[B, K, T]`."""
+    if permutation is None:
+        of = {'length': length} if segment_ids is None else {'segment_ids': segment_ids}
+        permutation = permutations.draw_permutation(permutation_key, **of)
+    permutation = inputs.not_folded(permutation.astype(jnp.int32))
+    return permutation[None] if permutation.ndim == 1 else permutation
+
+
+def _permuted(
+    query, key, value, permutation, segment_ids, sink_logits, plan, scale, logits_soft_cap
+):
+    """Attention by `plan(permutation, segment_ids)`, whatever the permutation's scope."""
+    batch, length, _, _ = query.shape
+    kv_heads = key.shape[2]
     sink_logits = None if sink_logits is None else sink_logits[None]
     per_head = permutation.ndim == 3
     if per_head:
         # Heads that see other tokens are examples of their own.
         query, key, value = (blockwise.heads_to_examples(x, kv_heads) for x in (query, key, value))
-        positions, segment_ids = (
-            jnp.repeat(jnp.broadcast_to(x, (batch, length)), kv_heads, axis=0)
-            for x in (positions, segment_ids)
-        )
         permutation = permutation.reshape(batch * kv_heads, length)
+        if segment_ids is not None:
+            segment_ids = jnp.repeat(segment_ids, kv_heads, axis=0)
         if sink_logits is not None:
             sink_logits = jnp.tile(sink_logits.reshape(kv_heads, -1), (batch, 1))
-    plan = plans.circle if circular else plans.slots
-    plan, block, chunk = plan(permutation, positions, segment_ids, window, is_causal, num_sinks)
+    plan, block, chunk = plan(permutation, segment_ids)
     settings = blockwise.Settings(block, chunk, scale, logits_soft_cap)
     output, _ = blockwise.blockwise_attention(query, key, value, sink_logits, plan, settings)
     return blockwise.examples_to_heads(output, kv_heads) if per_head else output
 
 
-@_compiled
+@compiled(obstacle=lambda call: 'MoBA has no GPU kernel')
 def moba(
     query,
     key,
@@ -157,7 +240,6 @@ def moba(
         key,
         value,
         sink_logits,
-        positions,
         segment_ids,
         block_size=block_size,
         top_k=top_k,

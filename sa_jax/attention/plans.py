@@ -1,7 +1,6 @@
 """Which lanes each pattern needs: the way from visibility relations to blocks.
 
-Block sizes: a block of B queries under a window of w keys computes B + w - 1 keys a query, so small
-blocks waste less and large ones run faster; the sizes here were the fastest measured on the CPU.
+Every plan comes with its block of queries and its chunk of keys, in lanes.
 """
 
 import jax
@@ -9,137 +8,123 @@ import jax.numpy as jnp
 
 from sa_jax.attention import inputs, masks
 from sa_jax.attention import permutation as permutations
-from sa_jax.attention.blockwise import Keys, Plan, Queries
+from sa_jax.attention.blockwise import Interval, Keys, Plan, Queries
 
 _FAR = inputs.FARTHEST
 _LONGEST_CHUNK = 1024
 
 
 def sizes(queries: int, keys: int, reach: int) -> tuple[int, int]:
-    """Lanes per block of queries and per chunk of keys, for `reach` keys a query."""
+    """Lanes per block of queries and per chunk of keys, for `reach` keys a query.
+
+    A block of B queries under a window of w keys computes B + w - 1 keys a query: small blocks
+    waste less, large ones run faster. These were the fastest measured on the CPU.
+    """
     block = 64
-    while block < min(reach // 2, 256):
+    while block < min(reach, 256):
         block *= 2
     block = min(block, queries)
     span = min(block + reach - 1, keys)
     return block, span if span <= _LONGEST_CHUNK else _LONGEST_CHUNK // 2
 
 
-Tokens = tuple[jax.Array, jax.Array]  # positions and segment ids, `[B or 1, T]`
+# Positions and segment ids, `[B or 1, T]`; None: the index, and a single segment of valid tokens.
+Tokens = tuple[jax.Array | None, jax.Array | None]
 
 
-def everything(tokens: Tokens, is_causal: bool) -> tuple[Plan, int, int]:
-    """Full attention over tokens in their own order; also the block and the chunk."""
-    segment_ids = tokens[1]
-    index = jnp.arange(segment_ids.shape[1], dtype=jnp.int32)
-    start = permutations.segment_start(segment_ids)
-    stop = start + permutations.segment_length(segment_ids)
-    stop = index + 1 if is_causal else stop
-    return _ranges(tokens, tokens, start, stop, None, is_causal, None)
+def everything(
+    segment_ids: jax.Array | None, length: int, is_causal: bool
+) -> tuple[Plan, int, int]:
+    """Full attention over tokens in their own order."""
+    seen = _own_segment(segment_ids, length, is_causal, 0)
+    block, chunk = sizes(length, length, length)
+    start, stop = _block_ranges(seen, block)
+    is_valid = _is_valid(segment_ids)
+    queries = Queries(seen, None, is_valid, None, None, None)
+    return Plan(_pad_queries(queries, block), Keys(None, None, is_valid), start, stop), block, chunk
 
 
 def elsewhere(
     query_tokens: Tokens, key_tokens: Tokens, window: int | None, is_causal: bool, num_sinks: int
 ) -> tuple[Plan, int, int]:
-    """Full (window None) and sliding-window attention to keys with tokens of their own.
-
-    Returns:
-      The plan, the queries per block and the keys per chunk.
-    """
+    """Full (window None) and sliding-window attention to keys with tokens of their own."""
     query_positions, query_segment = query_tokens
     positions, segment = key_tokens
     first, run_length = _runs(query_segment, segment)
-    bounds = _interval(query_positions, window, is_causal)
-    start = _first_at_least(positions, bounds[0], first, first + run_length)
-    stop = _first_at_least(positions, bounds[1] + 1, first, first + run_length)
+    low, high = _window_positions(query_positions, window, is_causal)
+    start = _first_at_least(positions, low, first, first + run_length)
+    stop = _first_at_least(positions, high + 1, first, first + run_length)
     sinks = None
     if num_sinks:
-        number = jnp.arange(num_sinks, dtype=jnp.int32)
-        is_there = (query_segment > 0)[..., None] & (number < run_length[..., None])
-        sinks = jnp.where(is_there, first[..., None] + number, -1)
-    return _ranges(query_tokens, key_tokens, start, stop, window, is_causal, sinks)
-
-
-def _interval(positions, window, is_causal):
-    """The first and the last position that queries see."""
-    if window is None:
-        low = jnp.full_like(positions, -_FAR)
-        return low, positions if is_causal else jnp.full_like(positions, _FAR)
-    back, ahead = (window - 1, 0) if is_causal else masks.window_sides(window)
-    return positions - back, positions + ahead
-
-
-def _ranges(query_tokens, key_tokens, start, stop, window, is_causal, sinks):
-    """A plan in which each query needs the keys [start, stop), in their own order."""
-    query_positions, query_segment = query_tokens
-    positions, segment = key_tokens
+        is_there = (query_segment > 0)[..., None]
+        is_there &= jnp.arange(num_sinks) < run_length[..., None]
+        sinks = first[..., None] + jnp.arange(num_sinks)
+        last = _first_at_least(positions, query_positions + 1, first, first + run_length)
+        is_there &= (sinks < last[..., None]) | (not is_causal)
+        sinks = jnp.where(is_there, sinks, -1)
+        start = jnp.maximum(start, first + num_sinks)
+    count = jnp.where(query_segment > 0, jnp.maximum(stop - start, 0), 0)
+    seen = Interval(start, count)
     reach = segment.shape[-1] if window is None else window
     block, chunk = sizes(query_segment.shape[-1], segment.shape[-1], reach)
-    start, stop = _block_ranges(start, stop, (query_segment > 0) & (stop > start), block)
-    latest = query_positions if is_causal else None
-    interval = _interval(query_positions, window, is_causal)
-    queries = Queries(query_segment, *interval, latest, None, None, sinks)
-    is_sink = _is_sink(segment, 0 if sinks is None else sinks.shape[-1])
-    keys = Keys(segment, positions, positions, None, None, is_sink)
-    return Plan(_pad_queries(queries, block), keys, start, stop), block, chunk
+    queries = Queries(seen, None, _is_valid(query_segment), None, None, sinks)
+    keys = Keys(None, None, _is_valid(segment))
+    return Plan(_pad_queries(queries, block), keys, *_block_ranges(seen, block)), block, chunk
 
 
-def band(tokens: Tokens, window: int, is_causal: bool, num_sinks: int) -> tuple[Plan, int, int]:
-    """A sliding window over tokens in their own order; also the block and the chunk."""
+def band(
+    tokens: Tokens, length: int, window: int, is_causal: bool, num_sinks: int
+) -> tuple[Plan, int, int]:
+    """A sliding window over tokens in their own order."""
     positions, segment_ids = tokens
     back, ahead = (window - 1, 0) if is_causal else masks.window_sides(window)
-    # Positions may leave gaps but never less than one apart: the window in tokens covers it.
-    queries = Queries(
-        segment_ids,
-        *_interval(positions, window, is_causal),
-        positions if is_causal else None,
-        None,
-        None,
-        _own_sinks(segment_ids, num_sinks),
-    )
-    is_sink = _is_sink(segment_ids, num_sinks)
-    keys = Keys(segment_ids, positions, positions, None, None, is_sink)
-    return _fixed_span(queries, keys, back, ahead)
+    own = _own_segment(segment_ids, length, False, num_sinks)
+    low, high = own.first, own.first + own.count
+    if positions is None:
+        index = jnp.arange(length, dtype=jnp.int32)[None]
+        low, high = jnp.maximum(low, index - back), jnp.minimum(high, index + ahead + 1)
+    else:
+        # Positions may leave gaps, never less than one apart: as tokens the window is no wider.
+        low, high = (
+            _first_at_least(positions, x, low, high)
+            for x in (positions - back, positions + ahead + 1)
+        )
+    seen = Interval(low, jnp.maximum(high - low, 0))
+    is_valid = _is_valid(segment_ids)
+    sinks = _own_sinks(segment_ids, length, is_causal, num_sinks)
+    queries = Queries(seen, None, is_valid, None, None, sinks)
+    return _fixed_span(queries, Keys(None, None, is_valid), back, ahead)
 
 
 def slots(
     permutation: jax.Array,
-    positions: jax.Array,
-    segment_ids: jax.Array,
+    segment_ids: jax.Array | None,
     window: int,
     is_causal: bool,
     num_sinks: int,
 ) -> tuple[Plan, int, int]:
-    """A window over permuted tokens, `permutation` `[B or 1, T]`; also the block and the chunk."""
+    """A window over permuted tokens, `permutation` `[B or 1, T]`."""
     back, ahead = masks.window_sides(window)
+    length = permutation.shape[-1]
     slot = permutations.inverse_permutation(permutation)
-    segment, position, is_sink = (
-        _in_slots(x, permutation)
-        for x in (segment_ids, positions, _is_sink(segment_ids, num_sinks))
-    )
-    index = jnp.arange(permutation.shape[-1], dtype=jnp.int32)[None]
-    queries = Queries(
-        segment,
-        index - back,
-        index + ahead,
-        position if is_causal else None,
-        permutation,
-        slot,
-        _permuted_sinks(segment_ids, permutation, slot, num_sinks),
-    )
-    keys = Keys(segment, index, position, permutation, slot[..., None], is_sink)
+    index = jnp.arange(length, dtype=jnp.int32)[None]
+    seen = Interval(index - back, jnp.full_like(index, back + ahead + 1))
+    own = _own_segment(segment_ids, length, is_causal, num_sinks)
+    own, is_valid = _in_lanes((own, _is_valid(segment_ids)), permutation)
+    sinks = _permuted_sinks(segment_ids, permutation, slot, is_causal, num_sinks)
+    queries = Queries(seen, own, is_valid, permutation, slot, sinks)
+    keys = Keys(permutation, slot[..., None], is_valid)
     return _fixed_span(queries, keys, back, ahead)
 
 
 def circle(
     permutation: jax.Array,
-    positions: jax.Array,
-    segment_ids: jax.Array,
+    segment_ids: jax.Array | None,
     window: int,
     is_causal: bool,
     num_sinks: int,
 ) -> tuple[Plan, int, int]:
-    """A window that wraps around within each segment; also the block and the chunk.
+    """A window that wraps around within each segment's slots.
 
     Every segment of m tokens gets copies of its last slots in front and of its first ones behind,
     at most m - 1 in all, so that each query's window is a run of lanes and holds a key once.
@@ -147,64 +132,75 @@ def circle(
     length = permutation.shape[-1]
     back, ahead = masks.window_sides(window)
     slot = permutations.inverse_permutation(permutation)
-    segment, position, is_sink = (
-        _in_slots(x, permutation)
-        for x in (segment_ids, positions, _is_sink(segment_ids, num_sinks))
-    )
+    ids = jnp.ones((1, length), jnp.int32) if segment_ids is None else segment_ids
+    own = _own_segment(segment_ids, length, is_causal, num_sinks)
+    own, is_valid, segment = _in_lanes((own, _is_valid(segment_ids), ids), permutation)
     tokens = permutations.segment_length(segment)
     rank = permutations.segment_rank(segment)
-    is_valid = segment > 0
-    in_front = jnp.where(is_valid, jnp.minimum(back, tokens - 1), 0)
-    behind = jnp.where(is_valid, jnp.minimum(ahead, tokens - 1 - in_front), 0)
+    in_front = jnp.where(segment > 0, jnp.minimum(back, tokens - 1), 0)
+    behind = jnp.where(segment > 0, jnp.minimum(ahead, tokens - 1 - in_front), 0)
     index = jnp.arange(length, dtype=jnp.int32)
     copies = jnp.cumsum(jnp.where(rank == 0, in_front + behind, 0), axis=-1)
     lane = (index + copies - behind).astype(jnp.int32)
     copy = jnp.where(
         rank < behind, lane + tokens, jnp.where(rank >= tokens - in_front, lane - tokens, -1)
     )
-    # The slot in each lane. A lane without one keeps segment 0.
+    # The slot in each lane; a lane without one, behind all others, is in nobody's window.
     lanes = 2 * length
 
     def fill(lane, copy):
-        empty = jnp.full((lanes,), -1, jnp.int32)
+        empty = jnp.zeros((lanes,), jnp.int32)
         return (
             empty.at[lane].set(index).at[jnp.where(copy < 0, lanes, copy)].set(index, mode='drop')
         )
 
     slot_in = jax.vmap(fill)(lane, copy)
-    is_filled = slot_in >= 0
-    slot_in = jnp.maximum(slot_in, 0)
-
-    def in_lanes(x):
-        return permutations.take_rows(x, slot_in)
-
-    low, high = lane - in_front, lane + behind
+    count = jnp.where(segment > 0, in_front + 1 + behind, 0)
+    seen = Interval(lane - in_front, count)
     block, chunk = sizes(length, lanes, min(window, length))
-    queries = Queries(
-        segment,
-        low,
-        high,
-        position if is_causal else None,
-        permutation,
-        slot,
-        _permuted_sinks(segment_ids, permutation, permutations.take_rows(lane, slot), num_sinks),
-    )
-    in_slots = jnp.stack([lane, copy], axis=-1)
-    keys = Keys(
-        jnp.where(is_filled, in_lanes(segment), 0),
-        jnp.arange(lanes, dtype=jnp.int32)[None],
-        in_lanes(position),
-        in_lanes(permutation),
-        permutations.take_rows(in_slots, slot),
-        None if is_sink is None else in_lanes(is_sink),
-    )
-    start, stop = _block_ranges(low, high + 1, is_valid, block)
-    return Plan(_pad_queries(queries, block), keys, start, stop), block, chunk
+    lane_of_token = permutations.take_rows(lane, slot)
+    sinks = _permuted_sinks(segment_ids, permutation, lane_of_token, is_causal, num_sinks)
+    queries = Queries(seen, own, is_valid, permutation, slot, sinks)
+    lanes_of_token = permutations.take_rows(jnp.stack([lane, copy], axis=-1), slot)
+    row, is_valid = _in_lanes((permutation, is_valid), slot_in)
+    keys = Keys(row, lanes_of_token, is_valid)
+    return Plan(_pad_queries(queries, block), keys, *_block_ranges(seen, block)), block, chunk
+
+
+def chunks(
+    permutation: jax.Array,
+    segment_ids: jax.Array | None,
+    chunk_size: int,
+    is_causal: bool,
+    num_sinks: int,
+) -> tuple[Plan, int, int]:
+    """Chunks of permuted tokens, each sorted by position (stochastic partition)."""
+    length = permutation.shape[-1]
+    chunk_size = min(chunk_size, length)
+    order, number = permutations.partition(permutation, segment_ids, chunk_size)
+    slot = permutations.inverse_permutation(order)
+    first = permutations.segment_start(number)
+    stop = jnp.arange(length, dtype=jnp.int32)[None] + 1
+    if not is_causal:
+        stop = first + permutations.segment_length(number)
+    is_valid = _in_lanes(_is_valid(segment_ids), order)
+    seen = Interval(first, stop - first if is_valid is None else (stop - first) * is_valid)
+    own = None
+    if num_sinks:
+        own = _in_lanes(_own_segment(segment_ids, length, is_causal, num_sinks), order)
+    sinks = _permuted_sinks(segment_ids, order, slot, is_causal, num_sinks)
+    queries = Queries(seen, own, is_valid, order, slot, sinks)
+    keys = Keys(order, slot[..., None], is_valid)
+    if segment_ids is None and chunk_size <= _LONGEST_CHUNK // 2:
+        # Without segments every chunk but the last is full: each block of queries is a few of them.
+        block = min(chunk_size * max(1, 256 // chunk_size), length)
+        start = jnp.arange(-(-length // block), dtype=jnp.int32)[None] * block
+        return Plan(_pad_queries(queries, block), keys, start, None), block, block
+    return _fixed_span(queries, keys, chunk_size - 1, 0 if is_causal else chunk_size - 1)
 
 
 def chosen_blocks(
     chosen: jax.Array,
-    positions: jax.Array,
     segment_ids: jax.Array,
     number: jax.Array,
     *,
@@ -217,7 +213,6 @@ def chosen_blocks(
 
     Args:
       chosen: int32 `[B, T·parts]`, the number of the chosen block or -1.
-      positions: `[B, T]`.
       segment_ids: `[B, T]`.
       number: `[B, T]`, the number of each token's block.
       block_size: keys per block.
@@ -239,32 +234,61 @@ def chosen_blocks(
     order = jnp.argsort(low, axis=-1).astype(jnp.int32)
     low, high, is_seeing = (permutations.take_rows(x, order) for x in (low, high, is_seeing))
     token = permutations.take_rows(token, order)
-    segment = jnp.where(is_seeing, permutations.take_rows(segment_ids, token), 0)
-    latest = permutations.take_rows(positions, token)
     sinks = None
     if num_sinks:
-        sinks = permutations.take_rows(_own_sinks(segment_ids, num_sinks), token)
+        # The own block holds its token's sinks, others at most what lies behind them.
+        low = jnp.maximum(
+            low, permutations.take_rows(permutations.segment_start(segment_ids), token) + num_sinks
+        )
+        sinks = permutations.take_rows(_own_sinks(segment_ids, length, True, num_sinks), token)
         sinks = jnp.where(jnp.tile(is_own, length)[order][..., None], sinks, -1)
+    seen = Interval(low, jnp.where(is_seeing, jnp.maximum(high + 1 - low, 0), 0))
     block, chunk = sizes(chosen.shape[1], length, block_size)
-    start, stop = _block_ranges(low, high + 1, is_seeing, block)
     lane = permutations.inverse_permutation(order)
-    queries = Queries(segment, low, high, latest, order, lane, sinks)
-    is_sink = _is_sink(segment_ids, num_sinks)
-    keys = Keys(segment_ids, index[None], positions, None, None, is_sink)
-    return Plan(_pad_queries(queries, block), keys, start, stop), block, chunk
+    queries = Queries(seen, None, is_seeing, order, lane, sinks)
+    keys = Keys(None, None, _is_valid(segment_ids))
+    return Plan(_pad_queries(queries, block), keys, *_block_ranges(seen, block)), block, chunk
 
 
-def _block_ranges(start, stop, is_seeing, block):
+def _own_segment(segment_ids, length, is_causal, num_sinks) -> Interval:
+    """The tokens of each token's segment behind its sinks; if causal, none later than itself."""
+    index = jnp.arange(length, dtype=jnp.int32)[None]
+    if segment_ids is None:
+        first, stop = jnp.zeros_like(index), jnp.full_like(index, length)
+    else:
+        first = permutations.segment_start(segment_ids)
+        stop = jnp.where(segment_ids > 0, first + permutations.segment_length(segment_ids), 0)
+    if is_causal:
+        stop = jnp.minimum(stop, index + 1)
+    first = first + num_sinks
+    return Interval(first, jnp.maximum(stop - first, 0))
+
+
+def _is_valid(segment_ids):
+    return None if segment_ids is None else segment_ids > 0
+
+
+def _window_positions(positions, window, is_causal):
+    """The first and the last position that queries see."""
+    if window is None:
+        low = jnp.full_like(positions, -_FAR)
+        return low, positions if is_causal else jnp.full_like(positions, _FAR)
+    back, ahead = (window - 1, 0) if is_causal else masks.window_sides(window)
+    return positions - back, positions + ahead
+
+
+def _block_ranges(seen: Interval, block):
     """The lanes `[B or 1, blocks]` that a block's queries need together; none: start > stop."""
-    start = _pad_lanes(jnp.where(is_seeing, start, _FAR), block, _FAR)
-    stop = _pad_lanes(jnp.where(is_seeing, stop, 0), block, 0)
+    is_seeing = seen.count > 0
+    start = _pad_lanes(jnp.where(is_seeing, seen.first, _FAR), block, _FAR)
+    stop = _pad_lanes(jnp.where(is_seeing, seen.first + seen.count, 0), block, 0)
     start, stop = (x.reshape(x.shape[0], -1, block) for x in (start, stop))
     return start.min(-1), stop.max(-1)
 
 
 def _fixed_span(queries: Queries, keys: Keys, back: int, ahead: int) -> tuple[Plan, int, int]:
     """A plan in which every block meets the lanes from `back` before to `ahead` behind itself."""
-    length = queries.segment.shape[-1]
+    length = queries.lanes.first.shape[-1]
     back, ahead = min(back, length - 1), min(ahead, length - 1)
     block, chunk = sizes(length, length, back + ahead + 1)
     index = jnp.arange(-(-length // block), dtype=jnp.int32)[None] * block
@@ -275,30 +299,26 @@ def _fixed_span(queries: Queries, keys: Keys, back: int, ahead: int) -> tuple[Pl
     return Plan(_pad_queries(queries, block), keys, start, stop), block, chunk
 
 
-def _in_slots(x, permutation):
-    """An array `[B or 1, T]` by slot."""
-    return None if x is None else permutations.take_rows(x, permutation)
+def _in_lanes(tree, row):
+    """Arrays `[B or 1, T]` by lane."""
+    return jax.tree.map(lambda x: permutations.take_rows(x, row), tree)
 
 
-def _is_sink(segment_ids, num_sinks):
-    return permutations.segment_rank(segment_ids) < num_sinks if num_sinks else None
-
-
-def _own_sinks(segment_ids, num_sinks):
-    """The tokens `[B or 1, T, num_sinks]` that begin each token's segment, -1 for none."""
+def _own_sinks(segment_ids, length, is_causal, num_sinks):
+    """The first tokens `[B or 1, T, num_sinks]` that each token sees, -1 for none."""
     if not num_sinks:
         return None
+    own = _own_segment(segment_ids, length, is_causal, 0)
     number = jnp.arange(num_sinks, dtype=jnp.int32)
-    is_there = number < permutations.segment_length(segment_ids)[..., None]
-    is_there &= (segment_ids > 0)[..., None]
-    return jnp.where(is_there, permutations.segment_start(segment_ids)[..., None] + number, -1)
+    return jnp.where(number < own.count[..., None], own.first[..., None] + number, -1)
 
 
-def _permuted_sinks(segment_ids, permutation, lane, num_sinks):
+def _permuted_sinks(segment_ids, permutation, lane, is_causal, num_sinks):
     """The lanes of the sinks that the query in each slot sees; `lane` holds each token's."""
     if not num_sinks:
         return None
-    tokens = permutations.take_rows(_own_sinks(segment_ids, num_sinks), permutation)
+    sinks = _own_sinks(segment_ids, permutation.shape[-1], is_causal, num_sinks)
+    tokens = permutations.take_rows(sinks, permutation)
     flat = jnp.maximum(tokens, 0).reshape(tokens.shape[0], -1)
     lanes = permutations.take_rows(lane, flat)
     return jnp.where(tokens < 0, -1, lanes.reshape(-1, *tokens.shape[1:]))
@@ -311,6 +331,10 @@ def _pad_lanes(x, block, fill):
 
 
 def _pad_queries(queries: Queries, block: int) -> Queries:
+    length = queries.lanes.first.shape[-1]
+    if queries.is_valid is None and queries.row is not None and length % block:
+        # Lanes beyond the last token read some row all the same.
+        queries = queries._replace(is_valid=jnp.ones((1, length), bool))
     padded = jax.tree.map(lambda x: _pad_lanes(x, block, 0), queries._replace(lane=None))
     if queries.sinks is not None:
         padded = padded._replace(sinks=_pad_lanes(queries.sinks, block, -1))

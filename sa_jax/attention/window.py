@@ -18,6 +18,7 @@ def effective_window(
     nominal: bool = False,
     window: int | None = None,
     circular: bool = False,
+    chunk_size: int | None = None,
     block_size: int | None = None,
     top_k: int | None = None,
     num_sinks: int = 0,
@@ -25,14 +26,16 @@ def effective_window(
     """Mean number of keys a query of a sequence of n tokens sees, expected over permutations.
 
     Args:
-      kind: 'full', 'sliding_window', 'stochastic' or 'moba'.
+      kind: 'full', 'sliding_window', 'stochastic', 'stochastic_partition' or 'moba'.
       n: tokens in the sequence.
       is_causal: whether later keys stay unseen.
       nominal: the number used to match methods instead, which leaves the sequence's ends, the half
         masked own block and sinks out: n for full attention, w for a sliding window, (w + 1)/2 for
-        causal stochastic attention (w if not causal), block_size · top_k for MoBA.
+        causal stochastic attention (w if not causal) and for chunks of w, block_size · top_k for
+        MoBA.
       window: for 'sliding_window' and 'stochastic'.
       circular: for 'stochastic'.
+      chunk_size: for 'stochastic_partition'.
       block_size: for 'moba'.
       top_k: for 'moba'.
       num_sinks: first tokens that are always visible; not counted for 'moba', whose chosen blocks
@@ -55,9 +58,18 @@ def effective_window(
             pairs = _sliding_window(n, window, is_causal, num_sinks)
             matched = window
         else:
-            pairs = _stochastic(n, window, is_causal, circular, num_sinks)
+            in_line = _sliding_window(n, window, False, 0)
+            in_window = n * min(window, n) if circular else in_line
+            pairs = _randomly_connected(n, in_window, is_causal, num_sinks)
             matched = (window + 1) / 2 if is_causal else window
         return float(matched) if nominal else pairs / n
+    if kind == 'stochastic_partition':
+        inputs.check_count('chunk_size', chunk_size, 1)
+        if nominal:
+            return float((chunk_size + 1) / 2 if is_causal else chunk_size)
+        whole, rest = divmod(n, chunk_size)
+        in_chunk = whole * chunk_size**2 + rest**2
+        return _randomly_connected(n, in_chunk, is_causal, num_sinks) / n
     if kind == 'moba':
         inputs.check_count('block_size', block_size, 1)
         inputs.check_count('top_k', top_k, 1)
@@ -66,7 +78,10 @@ def effective_window(
         if nominal:
             return float(block_size * top_k)
         return _moba(n, block_size, top_k) / n
-    raise ValueError(f'unknown kind {kind!r}; expected full, sliding_window, stochastic or moba')
+    raise ValueError(
+        f'unknown kind {kind!r}; expected full, sliding_window, stochastic, stochastic_partition '
+        'or moba'
+    )
 
 
 def _sliding_window(n, window, is_causal, num_sinks):
@@ -83,11 +98,12 @@ def _sliding_window(n, window, is_causal, num_sinks):
     return int(pairs)
 
 
-def _stochastic(n, window, is_causal, circular, num_sinks):
-    """Expected pairs: every pair of different tokens is as likely in the window as any other."""
-    in_line = _sliding_window(n, window, False, 0)
-    in_window = (n * min(window, n) if circular else in_line) - n
-    likely = in_window / (n * (n - 1)) if n > 1 else 0.0
+def _randomly_connected(n, connected, is_causal, num_sinks):
+    """Expected pairs if `connected` ones, each token with itself among them, fall anywhere.
+
+    Every pair of different tokens is as likely among them as any other.
+    """
+    likely = (connected - n) / (n * (n - 1)) if n > 1 else 0.0
     sinks = min(num_sinks, n)
     if is_causal:
         to_sinks = sum(n - 1 - j for j in range(sinks))

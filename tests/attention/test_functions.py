@@ -16,6 +16,7 @@ from sa_jax import (
     moba_attention,
     sliding_window_attention,
     stochastic_attention,
+    stochastic_partition_attention,
 )
 
 
@@ -128,6 +129,22 @@ def test_stochastic(call, is_causal, window, circular, scope):
     compare(functools.partial(stochastic_attention, permutation_key=key, **options), inputs, sinks)
 
 
+@given(
+    calls(),
+    st.booleans(),
+    st.integers(1, 150),
+    st.sampled_from(['layer', 'example', 'head']),
+)
+@settings(max_examples=12)
+def test_stochastic_partition(call, is_causal, chunk_size, scope):
+    inputs, sinks, options = call
+    batch, _, kv_heads, _ = inputs[1].shape
+    shape = {'layer': (), 'example': (batch,), 'head': (batch, kv_heads)}[scope]
+    key = jax.random.split(jax.random.key(chunk_size), shape) if shape else KEY
+    options |= {'is_causal': is_causal, 'chunk_size': chunk_size, 'permutation_key': key}
+    compare(functools.partial(stochastic_partition_attention, **options), inputs, sinks)
+
+
 @given(calls(), st.integers(1, 40), st.integers(1, 4))
 @settings(max_examples=10)
 def test_moba(call, block_size, top_k):
@@ -165,6 +182,9 @@ FUNCTIONS = {
     'full': full_attention,
     'sliding_window': functools.partial(sliding_window_attention, window=33),
     'stochastic': functools.partial(stochastic_attention, window=33, permutation_key=KEY),
+    'stochastic_partition': functools.partial(
+        stochastic_partition_attention, chunk_size=33, permutation_key=KEY
+    ),
     'moba': functools.partial(moba_attention, block_size=16, top_k=3),
 }
 
@@ -184,12 +204,9 @@ def test_a_callers_permutation_may_mix_segments(seed):
     segment_ids = jnp.asarray(np.repeat([[1, 2, 3, 0]], [30, 20, 20, 7], axis=1).repeat(2, 0))
     shape = [(77,), (2, 77), (2, 2, 77)][seed % 3]
     permutation = jnp.asarray(rng.permuted(np.broadcast_to(np.arange(77), shape), axis=-1))
-    compare(
-        functools.partial(
-            stochastic_attention, window=20, permutation=permutation, segment_ids=segment_ids
-        ),
-        inputs,
-    )
+    options = {'permutation': permutation, 'segment_ids': segment_ids}
+    compare(functools.partial(stochastic_attention, window=20, **options), inputs)
+    compare(functools.partial(stochastic_partition_attention, chunk_size=9, **options), inputs)
 
 
 @pytest.mark.parametrize('length', [1, 2, 65, 130])
@@ -197,6 +214,20 @@ def test_a_wide_stochastic_window_is_full_attention(length):
     inputs = random_inputs(0, 2, length, 2, 2, 8)
     wide = stochastic_attention(*inputs, window=2 * length - 1, permutation_key=KEY)
     assert relative_error(wide, full_attention(*inputs)) <= 1e-6
+
+
+@pytest.mark.parametrize('length', [1, 2, 65, 130])
+def test_a_single_chunk_is_full_attention(length):
+    inputs = random_inputs(0, 2, length, 2, 2, 8)
+    found = stochastic_partition_attention(*inputs, chunk_size=length, permutation_key=KEY)
+    assert relative_error(found, full_attention(*inputs)) <= 1e-6
+
+
+def test_the_identity_partition_is_full_attention_to_blocks():
+    inputs = random_inputs(0, 2, 130, 2, 2, 8)
+    found = stochastic_partition_attention(*inputs, chunk_size=26, permutation=jnp.arange(130))
+    blocks = jnp.repeat(jnp.arange(1, 6), 26)[None].repeat(2, axis=0)
+    assert relative_error(found, full_attention(*inputs, segment_ids=blocks)) <= 1e-6
 
 
 def test_the_identity_permutation_is_a_sliding_window():
@@ -249,6 +280,10 @@ SHORT = tuple(x[:, :5] for x in (K, V))
     [
         (lambda: sliding_window_attention(Q, K, V, window=0), 'window=0; expected'),
         (lambda: stochastic_attention(Q, K, V, window=2.5, permutation_key=KEY), 'window=2.5'),
+        (
+            lambda: stochastic_partition_attention(Q, K, V, chunk_size=0, permutation_key=KEY),
+            'chunk_size=0; expected',
+        ),
         (lambda: moba_attention(Q, K, V, block_size=0, top_k=1), 'block_size=0'),
         (lambda: moba_attention(Q, K, V, block_size=4, top_k=0), 'top_k=0'),
         (lambda: moba_attention(Q, K, V, block_size=4, top_k=1, is_causal=False), 'causal'),

@@ -48,6 +48,31 @@ def test_own_order(window, is_causal, num_sinks):
 
 @pytest.mark.parametrize('is_causal', [True, False])
 @pytest.mark.parametrize('num_sinks', [0, 2])
+@pytest.mark.parametrize('mixes', [True, False])
+@pytest.mark.parametrize('chunk_size', [1, 2, 3, 30])
+def test_stochastic_partition(chunk_size, mixes, is_causal, num_sinks):
+    p = POSITIONS[0]
+    order = np.array([8, 5, 7, 6, 3, 0, 4, 1, 2, 9, 10])
+    if mixes:
+        order = np.array([8, 0, 9, 7, 3, 5, 4, 1, 6, 2, 10])
+
+    def chunk(i):
+        peers = [j for j in order if SEGMENTS[0, j] == SEGMENTS[0, i]]
+        return peers.index(i) // chunk_size
+
+    def visible(i, j):
+        if is_causal and p[j] > p[i]:
+            return False
+        return rank(j) < num_sinks or chunk(i) == chunk(j)
+
+    mask = masks.stochastic_partition(
+        order[None], POSITIONS, SEGMENTS, chunk_size, is_causal, num_sinks
+    )
+    np.testing.assert_array_equal(mask[0], pairs(visible))
+
+
+@pytest.mark.parametrize('is_causal', [True, False])
+@pytest.mark.parametrize('num_sinks', [0, 2])
 @pytest.mark.parametrize('circular', [True, False])
 @pytest.mark.parametrize('window', [1, 2, 3, 4, 7, 30])
 def test_stochastic(window, is_causal, circular, num_sinks):

@@ -29,6 +29,19 @@ def test_windows_are_the_masks_means(window, is_causal, num_sinks):
         assert found == pytest.approx(np.asarray(mask).mean(0).sum() / 6)
 
 
+@pytest.mark.parametrize('num_sinks', [0, 2, 9])
+@pytest.mark.parametrize('is_causal', [True, False])
+@pytest.mark.parametrize('chunk_size', [1, 2, 3, 4, 20])
+def test_partitions_are_the_masks_means(chunk_size, is_causal, num_sinks):
+    orders = np.array(list(itertools.permutations(range(6))))
+    options = {'is_causal': is_causal, 'num_sinks': num_sinks}
+    mask = masks.stochastic_partition(orders, INDEX, ONES, chunk_size, **options)
+    found = effective_window('stochastic_partition', 6, chunk_size=chunk_size, **options)
+    assert found == pytest.approx(np.asarray(mask).mean(0).sum() / 6)
+    nominal = effective_window('stochastic_partition', 6, chunk_size=3, nominal=True)
+    assert nominal == effective_window('stochastic_partition', 6, chunk_size=3) == 2
+
+
 def test_full():
     assert effective_window('full', 9) == 5
     assert effective_window('full', 9, is_causal=False) == 9
