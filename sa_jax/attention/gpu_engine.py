@@ -44,6 +44,7 @@ class _Settings:
     interpret: bool
     is_joined: bool  # whether the log-sum-exp is used, and has a gradient
     lanes: int  # their number, T in whole blocks
+    is_indirect: bool  # whether rows are read through an index
 
 
 def attend(
@@ -96,7 +97,8 @@ def attend(
         query, key, value = (permutations.permute(x, tokens, inverse) for x in (query, key, value))
     padded = -(-length // launch.block) * launch.block
     rules = dataclasses.replace(rules, is_fused=tokens is not None and not is_permuted)
-    settings = _Settings(rules, launch, interpret, is_joined, padded)
+    is_indirect = rules.is_fused or padded > length or lanes.query_segment is not None
+    settings = _Settings(rules, launch, interpret, is_joined, padded, is_indirect)
     output, lse = _attention(settings, query, key, value, _plan(lanes, runs, settings, length))
     if is_permuted:
         output, lse = (permutations.permute(x, inverse, tokens) for x in (output, lse))
@@ -241,6 +243,8 @@ def _call(kernel, settings, tile, heads, inputs, outputs, grouped=0):
     """
     batch = outputs[0].shape[0]
     own = tile.block_k if grouped else tile.block_q
+    # Rows read through an index wait for it: as far ahead takes a stage more for each.
+    stages = 2 * tile.stages - 1 if settings.is_indirect else tile.stages
     # Heads vary fastest: those that run together read neighbouring rows.
     grid = (heads, settings.lanes // own, batch)
     in_specs = tuple(
@@ -253,7 +257,7 @@ def _call(kernel, settings, tile, heads, inputs, outputs, grouped=0):
         grid=grid,
         in_specs=in_specs,
         out_specs=tuple(_spec(heads, False, x) for x in outputs),
-        compiler_params=plt.CompilerParams(num_warps=tile.warps, num_stages=tile.stages),
+        compiler_params=plt.CompilerParams(num_warps=tile.warps, num_stages=stages),
         interpret=settings.interpret,
         name=kernel.__name__,
     )(*inputs)
