@@ -79,7 +79,7 @@ def attend(
     head_dim, dtype = query.shape[-1], query.dtype
     # The kernels take powers of two, from the smallest tile of the tensor cores on.
     missing = max(16, 1 << (head_dim - 1).bit_length()) - head_dim
-    common = jnp.result_type(query, key, value)
+    common = jnp.result_type(query.dtype, key.dtype, value.dtype)
     query, key, value = (
         jnp.pad(x.astype(common), ((0, 0), (0, 0), (0, 0), (0, missing)))
         for x in (query, key, value)

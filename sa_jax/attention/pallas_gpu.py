@@ -45,7 +45,7 @@ class Options:
 
 def obstacle(query: jax.Array, key: jax.Array, value: jax.Array) -> str | None:
     """What keeps the kernels from running on these arrays; None if nothing does."""
-    dtype = jnp.result_type(query, key, value)
+    dtype = _common_dtype(query, key, value)
     if dtype.name not in DTYPES:
         return f'dtype {dtype.name}; the GPU kernel runs {", ".join(DTYPES)}'
     if query.shape[-1] > LARGEST_HEAD_DIM:
@@ -152,8 +152,12 @@ def _launch(options, query, key, value):
         return options.launch
     if options.interpret:
         return INTERPRETED
-    dtype = jnp.result_type(query, key, value)
+    dtype = _common_dtype(query, key, value)
     return launch_for(card_of(default_device()), dtype, query.shape[-1])
+
+
+def _common_dtype(*arrays):
+    return jnp.result_type(*(x.dtype for x in arrays))
 
 
 def _attention(query, key, value, segment_ids, sink_logits, options, lanes, runs, rules):
@@ -183,7 +187,11 @@ def _attention(query, key, value, segment_ids, sink_logits, options, lanes, runs
     first = None
     if num_sinks:
         first = _first_tokens(query, key, value, segment_ids, options, num_sinks)
-    return _join(output, lse, first, sink_logits)
+    output = _join(output, lse, first, sink_logits)
+    if segment_ids is None:
+        return output
+    # Zeros there are; so are the gradients, whatever comes in.
+    return jnp.where((segment_ids > 0)[..., None, None], output, 0)
 
 
 def _first_tokens(query, key, value, segment_ids, options, number):

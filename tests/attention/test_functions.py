@@ -48,15 +48,15 @@ def run(function, inputs, sink_logits, weights):
     return output, jax.tree.leaves(gradients)
 
 
-def compare(function, inputs, sink_logits=None, values=1e-5, gradients=1e-4):
-    """Holds 'xla' against 'reference' on float32 copies of the inputs."""
+def compare(function, inputs, sink_logits=None, values=1e-5, gradients=1e-4, implementation='xla'):
+    """Holds an implementation against 'reference' on float32 copies of the inputs."""
     weights = jnp.asarray(np.random.default_rng(1).normal(size=inputs[0].shape), jnp.float32)
     exact = tuple(x.astype(jnp.float32) for x in inputs)
     expected, expected_gradients = run(
         functools.partial(function, implementation='reference'), exact, sink_logits, weights
     )
     found, found_gradients = run(
-        functools.partial(function, implementation='xla'), inputs, sink_logits, weights
+        functools.partial(function, implementation=implementation), inputs, sink_logits, weights
     )
     assert found.dtype == inputs[0].dtype
     assert relative_error(found, expected) <= values
@@ -82,11 +82,11 @@ def rows(draw, batch, length):
 
 
 @st.composite
-def calls(draw):
+def calls(draw, longest=700):
     """Inputs and options that all functions share."""
     batch, kv_heads = draw(st.integers(1, 3)), draw(st.sampled_from([1, 2]))
     group = draw(st.sampled_from([1, 2, 3]))
-    length = draw(st.one_of(st.integers(1, 90), st.integers(91, 700)))
+    length = draw(st.one_of(st.integers(1, 90), st.integers(91, longest)))
     head_dim = draw(st.sampled_from([4, 8, 16]))
     inputs = random_inputs(draw(st.integers(0, 99)), batch, length, kv_heads, group, head_dim)
     options = {'num_sinks': draw(st.sampled_from([0, 0, 1, 4]))}
