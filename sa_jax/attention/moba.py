@@ -10,6 +10,7 @@ from jax import lax
 
 from sa_jax.attention import blockwise, masks, plans
 from sa_jax.attention import permutation as permutations
+from sa_jax.attention.lanes import Settings
 
 # Queries and blocks scored at a time while choosing.
 _QUERIES, _BLOCKS = 256, 256
@@ -180,7 +181,7 @@ def attention(
     query = blockwise.heads_to_examples(query, kv_heads)
     query = jnp.repeat(query.reshape(batch * kv_heads, -1, 1, head_dim), top_k, axis=1)
     key, value = (blockwise.heads_to_examples(x, kv_heads) for x in (key, value))
-    settings = blockwise.Settings(block, chunk, scale, logits_soft_cap)
+    settings = Settings(block, chunk, scale, logits_soft_cap)
     output, lse = blockwise.blockwise_attention(query, key, value, None, plan, settings)
 
     shape = (batch * kv_heads, length, group, top_k)

@@ -9,6 +9,7 @@ from sa_jax.attention import blockwise, inputs, masks, pallas_gpu, plans, refere
 from sa_jax.attention import moba as block_choice
 from sa_jax.attention import permutation as permutations
 from sa_jax.attention.dispatch import KERNELS, compiled
+from sa_jax.attention.lanes import Settings
 
 
 def _needs_shared_tokens(call):
@@ -68,7 +69,7 @@ def own_order(
     else:
         plan = plans.band(query_tokens, length, window, is_causal, num_sinks)
     plan, block, chunk = plan
-    settings = blockwise.Settings(block, chunk, scale, logits_soft_cap)
+    settings = Settings(block, chunk, scale, logits_soft_cap)
     sink_logits = None if sink_logits is None else sink_logits[None]
     return blockwise.blockwise_attention(query, key, value, sink_logits, plan, settings)[0]
 
@@ -208,7 +209,7 @@ def _permuted(
         if sink_logits is not None:
             sink_logits = jnp.tile(sink_logits.reshape(kv_heads, -1), (batch, 1))
     plan, block, chunk = plan(permutation, segment_ids)
-    settings = blockwise.Settings(block, chunk, scale, logits_soft_cap)
+    settings = Settings(block, chunk, scale, logits_soft_cap)
     output, _ = blockwise.blockwise_attention(query, key, value, sink_logits, plan, settings)
     return blockwise.examples_to_heads(output, kv_heads) if per_head else output
 

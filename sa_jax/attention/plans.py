@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from sa_jax.attention import inputs, masks
 from sa_jax.attention import permutation as permutations
-from sa_jax.attention.blockwise import Interval, Keys, Plan, Queries
+from sa_jax.attention.lanes import Interval, Keys, Plan, Queries
 
 _FAR = inputs.FARTHEST
 _LONGEST_CHUNK = 1024
@@ -21,7 +21,7 @@ def sizes(queries: int, keys: int, reach: int) -> tuple[int, int]:
     waste less, large ones run faster. These were the fastest measured on the CPU.
     """
     block = 64
-    while block < min(reach, 256):
+    while block < min(reach // 2, 256):
         block *= 2
     block = min(block, queries)
     span = min(block + reach - 1, keys)
@@ -40,12 +40,20 @@ def everything(
     block, chunk = sizes(length, length, length)
     start, stop = _block_ranges(seen, block)
     is_valid = _is_valid(segment_ids)
-    queries = Queries(seen, None, is_valid, None, None, None)
-    return Plan(_pad_queries(queries, block), Keys(None, None, is_valid), start, stop), block, chunk
+    queries = Queries(seen, None, is_valid, None, None)
+    return (
+        Plan(_pad_queries(queries, block), Keys(None, None, is_valid), start, stop),
+        block,
+        chunk,
+    )
 
 
 def elsewhere(
-    query_tokens: Tokens, key_tokens: Tokens, window: int | None, is_causal: bool, num_sinks: int
+    query_tokens: Tokens,
+    key_tokens: Tokens,
+    window: int | None,
+    is_causal: bool,
+    num_sinks: int,
 ) -> tuple[Plan, int, int]:
     """Full (window None) and sliding-window attention to keys with tokens of their own."""
     query_positions, query_segment = query_tokens
@@ -67,9 +75,13 @@ def elsewhere(
     seen = Interval(start, count)
     reach = segment.shape[-1] if window is None else window
     block, chunk = sizes(query_segment.shape[-1], segment.shape[-1], reach)
-    queries = Queries(seen, None, _is_valid(query_segment), None, None, sinks)
+    queries = Queries(seen, None, _is_valid(query_segment), None, sinks)
     keys = Keys(None, None, _is_valid(segment))
-    return Plan(_pad_queries(queries, block), keys, *_block_ranges(seen, block)), block, chunk
+    return (
+        Plan(_pad_queries(queries, block), keys, *_block_ranges(seen, block)),
+        block,
+        chunk,
+    )
 
 
 def band(
@@ -92,7 +104,7 @@ def band(
     seen = Interval(low, jnp.maximum(high - low, 0))
     is_valid = _is_valid(segment_ids)
     sinks = _own_sinks(segment_ids, length, is_causal, num_sinks)
-    queries = Queries(seen, None, is_valid, None, None, sinks)
+    queries = Queries(seen, None, is_valid, None, sinks)
     return _fixed_span(queries, Keys(None, None, is_valid), back, ahead)
 
 
@@ -112,7 +124,7 @@ def slots(
     own = _own_segment(segment_ids, length, is_causal, num_sinks)
     own, is_valid = _in_lanes((own, _is_valid(segment_ids)), permutation)
     sinks = _permuted_sinks(segment_ids, permutation, slot, is_causal, num_sinks)
-    queries = Queries(seen, own, is_valid, permutation, slot, sinks)
+    queries = Queries(seen, own, is_valid, permutation, sinks)
     keys = Keys(permutation, slot[..., None], is_valid)
     return _fixed_span(queries, keys, back, ahead)
 
@@ -143,7 +155,9 @@ def circle(
     copies = jnp.cumsum(jnp.where(rank == 0, in_front + behind, 0), axis=-1)
     lane = (index + copies - behind).astype(jnp.int32)
     copy = jnp.where(
-        rank < behind, lane + tokens, jnp.where(rank >= tokens - in_front, lane - tokens, -1)
+        rank < behind,
+        lane + tokens,
+        jnp.where(rank >= tokens - in_front, lane - tokens, -1),
     )
     # The slot in each lane; a lane without one, behind all others, is in nobody's window.
     lanes = 2 * length
@@ -160,11 +174,15 @@ def circle(
     block, chunk = sizes(length, lanes, min(window, length))
     lane_of_token = permutations.take_rows(lane, slot)
     sinks = _permuted_sinks(segment_ids, permutation, lane_of_token, is_causal, num_sinks)
-    queries = Queries(seen, own, is_valid, permutation, slot, sinks)
+    queries = Queries(seen, own, is_valid, permutation, sinks)
     lanes_of_token = permutations.take_rows(jnp.stack([lane, copy], axis=-1), slot)
     row, is_valid = _in_lanes((permutation, is_valid), slot_in)
     keys = Keys(row, lanes_of_token, is_valid)
-    return Plan(_pad_queries(queries, block), keys, *_block_ranges(seen, block)), block, chunk
+    return (
+        Plan(_pad_queries(queries, block), keys, *_block_ranges(seen, block)),
+        block,
+        chunk,
+    )
 
 
 def chunks(
@@ -189,7 +207,7 @@ def chunks(
     if num_sinks:
         own = _in_lanes(_own_segment(segment_ids, length, is_causal, num_sinks), order)
     sinks = _permuted_sinks(segment_ids, order, slot, is_causal, num_sinks)
-    queries = Queries(seen, own, is_valid, order, slot, sinks)
+    queries = Queries(seen, own, is_valid, order, sinks)
     keys = Keys(order, slot[..., None], is_valid)
     if segment_ids is None and chunk_size <= _LONGEST_CHUNK // 2:
         # Without segments every chunk but the last is full: each block of queries is a few of them.
@@ -238,16 +256,20 @@ def chosen_blocks(
     if num_sinks:
         # The own block holds its token's sinks, others at most what lies behind them.
         low = jnp.maximum(
-            low, permutations.take_rows(permutations.segment_start(segment_ids), token) + num_sinks
+            low,
+            permutations.take_rows(permutations.segment_start(segment_ids), token) + num_sinks,
         )
         sinks = permutations.take_rows(_own_sinks(segment_ids, length, True, num_sinks), token)
         sinks = jnp.where(jnp.tile(is_own, length)[order][..., None], sinks, -1)
     seen = Interval(low, jnp.where(is_seeing, jnp.maximum(high + 1 - low, 0), 0))
     block, chunk = sizes(chosen.shape[1], length, block_size)
-    lane = permutations.inverse_permutation(order)
-    queries = Queries(seen, None, is_seeing, order, lane, sinks)
+    queries = Queries(seen, None, is_seeing, order, sinks)
     keys = Keys(None, None, _is_valid(segment_ids))
-    return Plan(_pad_queries(queries, block), keys, *_block_ranges(seen, block)), block, chunk
+    return (
+        Plan(_pad_queries(queries, block), keys, *_block_ranges(seen, block)),
+        block,
+        chunk,
+    )
 
 
 def _own_segment(segment_ids, length, is_causal, num_sinks) -> Interval:
@@ -332,13 +354,18 @@ def _pad_lanes(x, block, fill):
 
 def _pad_queries(queries: Queries, block: int) -> Queries:
     length = queries.lanes.first.shape[-1]
-    if queries.is_valid is None and queries.row is not None and length % block:
-        # Lanes beyond the last token read some row all the same.
-        queries = queries._replace(is_valid=jnp.ones((1, length), bool))
-    padded = jax.tree.map(lambda x: _pad_lanes(x, block, 0), queries._replace(lane=None))
+    if queries.row is not None and length % block:
+        # Lanes behind the last token read its row and write none.
+        is_valid = queries.is_valid
+        queries = queries._replace(
+            is_valid=jnp.ones((1, length), bool) if is_valid is None else is_valid
+        )
+    padded = jax.tree.map(lambda x: _pad_lanes(x, block, 0), queries)
+    if queries.row is not None:
+        padded = padded._replace(row=_pad_lanes(queries.row, block, length))
     if queries.sinks is not None:
         padded = padded._replace(sinks=_pad_lanes(queries.sinks, block, -1))
-    return padded._replace(lane=queries.lane)
+    return padded
 
 
 def _runs(query_segment, segment):
