@@ -16,8 +16,8 @@ from sa_jax.attention import (
     sliding_window_attention,
     sliding_window_neighbours,
     stochastic_attention,
-    stochastic_partition_attention,
     stochastic_neighbours,
+    stochastic_partition_attention,
     stochastic_partition_neighbours,
 )
 from sa_jax.version import __version__
@@ -39,7 +39,7 @@ __all__ = [
     'sliding_window_attention',
     'sliding_window_neighbours',
     'stochastic_attention',
-    'stochastic_partition_attention',
     'stochastic_neighbours',
+    'stochastic_partition_attention',
     'stochastic_partition_neighbours',
 ]

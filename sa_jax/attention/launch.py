@@ -1,7 +1,7 @@
 """How the GPU kernels are launched: sizes by card, dtype and head_dim, from launch_table.json.
 
 A tile too large spills registers or asks for more shared memory than the card has; one too small
-computes and reads in vain. `python -m experiments.tune_kernels` measures and rewrites the table.
+computes and reads in vain. `python -m experiments.tune_kernel` measures and rewrites the table.
 """
 
 import dataclasses
