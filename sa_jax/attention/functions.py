@@ -7,8 +7,9 @@ default. A valid query always sees itself; queries without keys, padding among t
 `scale`, `logits_soft_cap` and all counts are static: known when tracing. NaN in padding reaches
 nothing; in a value that a query doesn't see it still may, as 0 · NaN. On a mesh with explicit axes
 call the functions inside `jax.shard_map`.
-`implementation` is 'reference' (dense, float32, O(n²)), 'xla' (blockwise, any device) or None: the
-best that supports the call.
+`implementation` is 'reference' (dense, float32, O(n²)), 'xla' (blockwise, any device), 'pallas'
+(the kernels for NVIDIA GPUs from compute capability 8.0 on), 'pallas_interpret' (their numbers on
+any device, slowly) or None: the best that supports the call.
 """
 
 import jax
