@@ -26,7 +26,7 @@ class Tile:
       block_q: queries at a time, a power of two ≥ 16.
       block_k: keys at a time, a power of two ≥ 16.
       warps: per block of threads.
-      stages: of the pipeline that loads ahead of the arithmetic.
+      stages: of the pipeline; rows are loaded stages - 1 blocks ahead of the arithmetic.
     """
 
     block_q: int

@@ -147,6 +147,7 @@ def test_tiles_and_copies_change_nothing(written, sink_logits):
         assert relative_error(a, b) <= 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', FUNCTIONS)
 def test_padding_reaches_nothing(name):
     function = functools.partial(
