@@ -191,15 +191,15 @@ def _backward(settings, query, key, value, sink_logits, plan, output, lse, gradi
     batch, length, _, head_dim = query.shape
     kv_heads = key.shape[2]
     lanes = LaneReader(settings, plan, query)
-    rows = tuple(lanes.pad(x) for x in (query, output, gradient, lse, dlse))
+    delta = (output.astype(jnp.float32) * gradient.astype(jnp.float32)).sum(-1) - dlse
+    rows = tuple(lanes.pad(x) for x in (query, gradient, lse, delta))
     count = key.shape[1] if plan.keys.row is None else plan.keys.row.shape[-1]
     kv_shape = (batch, kv_heads, count, head_dim)
 
     def block(index, dk, dv):
         """A block's dq, rows and sink logits' gradients, and the carried or added dk and dv."""
         arrays, queries = lanes.queries(index, rows)
-        q, o, do, lse, dlse = (_by_head(x, kv_heads) for x in arrays)
-        delta = (o.astype(jnp.float32) * do.astype(jnp.float32)).sum(-1) - dlse
+        q, do, lse, delta = (_by_head(x, kv_heads) for x in arrays)
 
         def gradients(k, v, mask):
             """dq, and the weights and the logits' gradients that dv and dk are made of."""
@@ -295,9 +295,11 @@ def _score(q, k):
     """q·k for shared keys `[B, K, S, H]` or each query's own `[B, K, Q, c, H]`."""
     if k.ndim == 5:
         return _einsum('bkgqh,bkqsh->bkgqs', q, k)
-    # The CPU multiplies operands fastest whose contracted axis stands first.
-    q, k = lax.optimization_barrier((jnp.moveaxis(q, -1, 2), jnp.moveaxis(k, -1, 2)))
-    return _einsum('bkhgq,bkhs->bkgqs', q, k)
+    # The CPU multiplies fastest if the contracted axis stands first and one axis is free.
+    *batch, group, size, head_dim = q.shape
+    q = jnp.moveaxis(q, -1, 2).reshape(*batch, head_dim, group * size)
+    q, k = lax.optimization_barrier((q, jnp.moveaxis(k, -1, 2)))
+    return _einsum('bkhm,bkhs->bkms', q, k).reshape(*batch, group, size, -1)
 
 
 def _weigh(weights, value):

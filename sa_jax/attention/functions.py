@@ -8,8 +8,10 @@ default. A valid query always sees itself; queries without keys, padding among t
 nothing; in a value that a query doesn't see it still may, as 0 · NaN. On a mesh with explicit axes
 call the functions inside `jax.shard_map`.
 `implementation` is 'reference' (dense, float32, O(n²)), 'xla' (blockwise, any device), 'pallas'
-(the kernels for NVIDIA GPUs from compute capability 8.0 on), 'pallas_interpret' (their numbers on
-any device, slowly) or None: the best that supports the call.
+(the kernels for NVIDIA GPUs from compute capability 8.0 on; not for circular windows, MoBA, or
+queries and keys with tokens of their own), 'pallas_interpret' (the same kernels in Pallas'
+interpreter, any device, slow) or None: the best that supports the call. On several devices None
+takes the kernels only inside `jax.shard_map`, which then needs `check_vma=False`.
 """
 
 import jax
