@@ -159,10 +159,7 @@ def _forward(settings, query, key, value, sink_logits, plan):
     def step(totals, indices):
         return lanes.write(totals, *lanes.for_blocks(block, indices), indices[0]), None
 
-    start = (
-        lanes.nothing((heads, head_dim), query.dtype),
-        lanes.nothing((heads,), jnp.float32),
-    )
+    start = lanes.nothing((heads, head_dim), query.dtype), lanes.nothing((heads,), jnp.float32)
     (output, lse), _ = lax.scan(step, start, lanes.steps)
     return output[:, :length], lse[:, :length]
 
@@ -197,7 +194,7 @@ def _backward(settings, query, key, value, sink_logits, plan, output, lse, gradi
     kv_shape = (batch, kv_heads, count, head_dim)
 
     def block(index, dk, dv):
-        """A block's dq, rows and sink logits' gradients, and the carried or added dk and dv."""
+        """A block's dq, rows and sinks' gradients; dk and dv, carried on or runs to be added."""
         arrays, queries = lanes.queries(index, rows)
         q, do, lse, delta = (_by_head(x, kv_heads) for x in arrays)
 
@@ -220,10 +217,7 @@ def _backward(settings, query, key, value, sink_logits, plan, output, lse, gradi
         if lanes.is_simple:
             k, v, mask, first = lanes.keys(index, 0, queries, key, value)
             dq, weights, dlogits = gradients(k, v, mask)
-            dk, dv = (
-                (first, _gather_back(dlogits, q)),
-                (first, _gather_back(weights, do)),
-            )
+            dk, dv = (first, _gather_back(dlogits, q)), (first, _gather_back(weights, do))
         else:
             start = jnp.zeros(q.shape, jnp.float32)
             dq, dk, dv = lanes.for_chunks(index, chunk, (start, dk, dv))

@@ -17,6 +17,8 @@ from sa_jax.attention.permutation import take_rows
 
 # Logits computed at a time: enough to keep the cores busy, few enough to stay in the cache.
 LOGITS_PER_STEP = 2**21
+# Blocks at a time at most: the backward has code for each.
+_BLOCKS_PER_STEP = 16
 
 
 class Interval(NamedTuple):
@@ -80,7 +82,8 @@ class LaneReader:
         blocks, together = plan.start.shape[-1], 1
         if self.is_simple:
             logits = self.batch * heads * settings.block * settings.chunk
-            together = largest_divisor(blocks, LOGITS_PER_STEP // logits)
+            most = min(_BLOCKS_PER_STEP, LOGITS_PER_STEP // logits)
+            together = largest_divisor(blocks, most)
         self.steps = jnp.arange(blocks).reshape(-1, together)
         # Rows read and written by index need no padding.
         is_own = plan.queries.row is None
