@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import jax
 
-from sa_jax.attention import inputs, launch, pallas_gpu
+from sa_jax.attention import inputs, launch
 
 KERNELS = ('pallas', 'pallas_interpret')
 IMPLEMENTATIONS = ('reference', 'xla', *KERNELS)
@@ -44,7 +44,7 @@ def pick(
         )
     if implementation in ('reference', 'xla'):
         return implementation
-    obstacle = obstacle or pallas_gpu.obstacle(query, key, value)
+    obstacle = obstacle or launch.obstacle(query, key, value)
     arrays = [x for x in (query, key, value) if isinstance(x, jax.Array) and inputs.is_concrete(x)]
     device = next(iter(arrays[0].devices())) if arrays else launch.default_device()
     card = launch.card_of(device)

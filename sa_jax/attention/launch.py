@@ -16,6 +16,8 @@ import jax.numpy as jnp
 TABLE = Path(__file__).with_name('launch_table.json')
 # The entry for cards without one of their own: it fits every card from sm80 on.
 OTHER = 'other'
+DTYPES = ('bfloat16', 'float16', 'float32')
+LARGEST_HEAD_DIM = 256
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,6 +134,21 @@ def launch_for(card: str | None, dtype: jax.typing.DTypeLike, head_dim: int) -> 
     if not large_enough:
         raise ValueError(f'head_dim {head_dim}; the GPU kernel runs up to {max(entries)}')
     return entries[min(large_enough)]
+
+
+def obstacle(query: jax.Array, key: jax.Array, value: jax.Array) -> str | None:
+    """What keeps the kernels from running on these arrays; None if nothing does."""
+    dtype = common_dtype(query, key, value)
+    if dtype.name not in DTYPES:
+        return f'dtype {dtype.name}; the GPU kernel runs {", ".join(DTYPES)}'
+    if query.shape[-1] > LARGEST_HEAD_DIM:
+        return f'head_dim {query.shape[-1]}; the GPU kernel runs up to {LARGEST_HEAD_DIM}'
+    return None
+
+
+def common_dtype(*arrays: jax.Array) -> jnp.dtype:
+    """What the kernels compute with."""
+    return jnp.result_type(*(x.dtype for x in arrays))
 
 
 def card_of(device: jax.Device | None) -> str | None:

@@ -12,10 +12,15 @@ import jax.numpy as jnp
 from sa_jax.attention import gpu_engine, masks
 from sa_jax.attention import permutation as permutations
 from sa_jax.attention.gpu_kernels import Lanes, Rules
-from sa_jax.attention.launch import Launch, Tile, card_of, default_device, launch_for
+from sa_jax.attention.launch import (
+    Launch,
+    Tile,
+    card_of,
+    common_dtype,
+    default_device,
+    launch_for,
+)
 
-DTYPES = ('bfloat16', 'float16', 'float32')
-LARGEST_HEAD_DIM = 256
 # For the interpreter, so that short inputs take several blocks either way.
 INTERPRETED = Launch(Tile(32, 16, 4, 1), Tile(16, 32, 4, 1), Tile(32, 16, 4, 1))
 # Logits of sinks that a query doesn't see.
@@ -41,16 +46,6 @@ class Options:
     num_sinks: int = 0
     launch: Launch | None = None
     interpret: bool = False
-
-
-def obstacle(query: jax.Array, key: jax.Array, value: jax.Array) -> str | None:
-    """What keeps the kernels from running on these arrays; None if nothing does."""
-    dtype = _common_dtype(query, key, value)
-    if dtype.name not in DTYPES:
-        return f'dtype {dtype.name}; the GPU kernel runs {", ".join(DTYPES)}'
-    if query.shape[-1] > LARGEST_HEAD_DIM:
-        return f'head_dim {query.shape[-1]}; the GPU kernel runs up to {LARGEST_HEAD_DIM}'
-    return None
 
 
 def own_order(
@@ -152,12 +147,8 @@ def _launch(options, query, key, value):
         return options.launch
     if options.interpret:
         return INTERPRETED
-    dtype = _common_dtype(query, key, value)
+    dtype = common_dtype(query, key, value)
     return launch_for(card_of(default_device()), dtype, query.shape[-1])
-
-
-def _common_dtype(*arrays):
-    return jnp.result_type(*(x.dtype for x in arrays))
 
 
 def _attention(query, key, value, segment_ids, sink_logits, options, lanes, runs, rules):

@@ -5,7 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from sa_jax.attention import blockwise, inputs, masks, pallas_gpu, plans, reference
+from sa_jax.attention import blockwise, inputs, masks, plans, reference
 from sa_jax.attention import moba as block_choice
 from sa_jax.attention import permutation as permutations
 from sa_jax.attention.dispatch import KERNELS, compiled
@@ -59,7 +59,7 @@ def own_order(
         )
     if implementation in KERNELS:
         options = _options(is_causal, scale, logits_soft_cap, num_sinks, implementation)
-        return pallas_gpu.own_order(
+        return _kernels().own_order(
             query, key, value, *query_tokens, sink_logits, options, window=window
         )
     if is_separate:
@@ -105,7 +105,7 @@ def stochastic(
         )
     if implementation in KERNELS:
         options = _options(is_causal, scale, logits_soft_cap, num_sinks, implementation)
-        return pallas_gpu.stochastic(
+        return _kernels().stochastic(
             query,
             key,
             value,
@@ -157,7 +157,7 @@ def stochastic_partition(
         )
     if implementation in KERNELS:
         options = _options(is_causal, scale, logits_soft_cap, num_sinks, implementation)
-        return pallas_gpu.stochastic_partition(
+        return _kernels().stochastic_partition(
             query, key, value, drawn, segment_ids, sink_logits, options, chunk_size=chunk_size
         )
     plan = functools.partial(
@@ -168,9 +168,16 @@ def stochastic_partition(
     )
 
 
+def _kernels():
+    """The GPU kernels, imported where they run: importing Pallas takes a while."""
+    from sa_jax.attention import pallas_gpu
+
+    return pallas_gpu
+
+
 def _options(is_causal, scale, logits_soft_cap, num_sinks, implementation):
     """The options of the GPU kernels."""
-    return pallas_gpu.Options(
+    return _kernels().Options(
         is_causal,
         scale,
         logits_soft_cap,
