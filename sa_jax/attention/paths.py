@@ -49,10 +49,7 @@ def own_order(
         query_tokens = inputs.tokens(*query_tokens, length)
         key_tokens = inputs.tokens(*key_tokens, key.shape[1]) if is_separate else query_tokens
         mask = masks.own_order(query_tokens, key_tokens, window, is_causal, num_sinks)
-        mask = masks.with_heads(mask, query.shape[2])
-        return reference.masked_attention(
-            query, key, value, mask, sink_logits, scale=scale, logits_soft_cap=logits_soft_cap
-        )
+        return _dense(query, key, value, mask, sink_logits, scale, logits_soft_cap)
     if implementation == 'cudnn':
         return jax.nn.dot_product_attention(
             query, key, value, is_causal=is_causal, scale=scale, implementation='cudnn'
@@ -99,10 +96,7 @@ def stochastic(
     if implementation == 'reference':
         tokens = inputs.tokens(positions, segment_ids, query.shape[1])
         mask = masks.stochastic(drawn, *tokens, window, is_causal, circular, num_sinks)
-        mask = masks.with_heads(mask, query.shape[2])
-        return reference.masked_attention(
-            query, key, value, mask, sink_logits, scale=scale, logits_soft_cap=logits_soft_cap
-        )
+        return _dense(query, key, value, mask, sink_logits, scale, logits_soft_cap)
     if implementation in KERNELS:
         options = _options(is_causal, scale, logits_soft_cap, num_sinks, implementation)
         return _kernels().stochastic(
@@ -151,10 +145,7 @@ def stochastic_partition(
     if implementation == 'reference':
         tokens = inputs.tokens(positions, segment_ids, query.shape[1])
         mask = masks.stochastic_partition(drawn, *tokens, chunk_size, is_causal, num_sinks)
-        mask = masks.with_heads(mask, query.shape[2])
-        return reference.masked_attention(
-            query, key, value, mask, sink_logits, scale=scale, logits_soft_cap=logits_soft_cap
-        )
+        return _dense(query, key, value, mask, sink_logits, scale, logits_soft_cap)
     if implementation in KERNELS:
         options = _options(is_causal, scale, logits_soft_cap, num_sinks, implementation)
         return _kernels().stochastic_partition(
@@ -165,6 +156,14 @@ def stochastic_partition(
     )
     return _permuted(
         query, key, value, drawn, segment_ids, sink_logits, plan, scale, logits_soft_cap
+    )
+
+
+def _dense(query, key, value, mask, sink_logits, scale, logits_soft_cap):
+    """The reference under a mask `[B or 1, T, S]`, or `[B, K, T, T]`."""
+    mask = masks.with_heads(mask, query.shape[2])
+    return reference.masked_attention(
+        query, key, value, mask, sink_logits, scale=scale, logits_soft_cap=logits_soft_cap
     )
 
 

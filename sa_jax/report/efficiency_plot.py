@@ -78,7 +78,7 @@ def plot(result: dict, path: Path) -> None:
             fontsize=9,
             color=_MUTED,
         )
-        figure.savefig(path, dpi=160, facecolor='white')
+        figure.savefig(path, dpi=160, facecolor='white', bbox_inches='tight')
         plt.close(figure)
 
 
