@@ -96,7 +96,7 @@ _attention.defvjp(_attention_forward, _attention_backward)
 def _by_examples(function, settings, query, *arguments):
     """Runs `function` on as many examples at a time as the step's size allows."""
     batch, _, heads, _ = query.shape
-    logits = heads * settings.block * settings.chunk
+    logits = heads * settings.sizes.block * settings.sizes.chunk
     size = largest_divisor(batch, LOGITS_PER_STEP // logits)
     arguments = (query, *arguments)
     if size == batch:
@@ -118,36 +118,32 @@ def _by_examples(function, settings, query, *arguments):
 
 def _forward(settings, query, key, value, sink_logits, plan):
     """Output `[B, T, N, H]` and log-sum-exp `[B, T, N]`."""
-    batch, length, heads, head_dim = query.shape
+    _, length, heads, head_dim = query.shape
     kv_heads = key.shape[2]
     lanes = LaneReader(settings, plan, query)
     query = lanes.pad(query)
-    shape = (batch, kv_heads, heads // kv_heads, settings.block)
-    nothing = (
-        jnp.full(shape, _FLOOR, jnp.float32),
-        jnp.zeros(shape, jnp.float32),
-        jnp.zeros((*shape, head_dim), jnp.float32),
-    )
 
-    def block(index):
-        q, queries = lanes.queries(index, query)
+    def block(part, index):
+        q, queries = lanes.queries(index, part, query)
         q = _by_head(q, kv_heads)
 
         def chunk(number, state):
-            k, v, mask, _ = lanes.keys(index, number, queries, key, value)
-            return _accumulate(*state, _logits_and_slope(settings, q, k, mask)[0], v)
+            k, v, mask, _ = lanes.keys(index, part, number, queries, key, value)
+            return _accumulate(*state, _logits(settings, q, k, mask), v)
 
         if lanes.is_simple:
-            k, v, mask, _ = lanes.keys(index, 0, queries, key, value)
-            output, lse = _softmax(_logits_and_slope(settings, q, k, mask)[0], v)
+            k, v, mask, _ = lanes.keys(index, part, 0, queries, key, value)
+            output, lse = _softmax(_logits(settings, q, k, mask), v)
             if queries.is_valid is not None:
                 is_valid = queries.is_valid[:, None, None]
                 output, lse = zero_unless(output, is_valid), jnp.where(is_valid, lse, _FLOOR)
         else:
-            state = lanes.for_chunks(index, chunk, nothing)
+            nothing = jnp.zeros(q.shape[:-1], jnp.float32)
+            state = nothing + _FLOOR, nothing, jnp.zeros(q.shape, jnp.float32)
+            state = lanes.for_chunks(index, chunk, state)
             if queries.sinks is not None:
                 k, v, mask, _ = lanes.sinks(queries, key, value)
-                state = _accumulate(*state, _logits_and_slope(settings, q, k, mask)[0], v)
+                state = _accumulate(*state, _logits(settings, q, k, mask), v)
             largest, total, output = state
             total = jnp.maximum(total, jnp.finfo(jnp.float32).tiny)
             output, lse = output / total[..., None], largest + jnp.log(total)
@@ -157,7 +153,10 @@ def _forward(settings, query, key, value, sink_logits, plan):
         return (_by_token(output.astype(query.dtype)), _by_token(lse)), queries.row
 
     def step(totals, indices):
-        return lanes.write(totals, *lanes.for_blocks(block, indices), indices[0]), None
+        for part in settings.parts:
+            rows, row = lanes.for_blocks(functools.partial(block, part), indices)
+            totals = lanes.write(totals, rows, row, indices[0])
+        return totals, None
 
     start = lanes.nothing((heads, head_dim), query.dtype), lanes.nothing((heads,), jnp.float32)
     (output, lse), _ = lax.scan(step, start, lanes.steps)
@@ -189,44 +188,44 @@ def _backward(settings, query, key, value, sink_logits, plan, output, lse, gradi
     kv_heads = key.shape[2]
     lanes = LaneReader(settings, plan, query)
     delta = (output.astype(jnp.float32) * gradient.astype(jnp.float32)).sum(-1) - dlse
-    rows = tuple(lanes.pad(x) for x in (query, gradient, lse, delta))
+    of_queries = tuple(lanes.pad(x) for x in (query, gradient, lse, delta))
     count = key.shape[1] if plan.keys.row is None else plan.keys.row.shape[-1]
     kv_shape = (batch, kv_heads, count, head_dim)
 
-    def block(index, dk, dv):
-        """A block's dq, rows and sinks' gradients; dk and dv, carried on or runs to be added."""
-        arrays, queries = lanes.queries(index, rows)
+    def block(part, index, dk, dv):
+        """A part's dq, rows and sinks' gradients; dk and dv, carried on or runs to be added."""
+        arrays, queries = lanes.queries(index, part, of_queries)
         q, do, lse, delta = (_by_head(x, kv_heads) for x in arrays)
 
         def gradients(k, v, mask):
-            """dq, and the weights and the logits' gradients that dv and dk are made of."""
-            logits, slope = _logits_and_slope(settings, q, k, mask)
-            weights = jnp.exp(logits - lse[..., None])
-            dlogits = weights * (_score(do, v) - delta[..., None]) * slope
+            """What a chunk adds to dq, and its dk and dv."""
+            logits, slope = _capped(settings, _score_by_key(q, k))
+            logits = jnp.where(jnp.moveaxis(mask, -1, 1)[:, None, :, None], logits, _UNSEEN)
+            weights = jnp.exp(logits - lse[:, :, None])
+            dlogits = weights * (_score_by_key(do, v) - delta[:, :, None]) * slope
             dlogits = (dlogits * settings.scale).astype(k.dtype)
-            return _weigh(dlogits, k), weights.astype(do.dtype), dlogits
+            dk, dv = _gather_back(dlogits, q, k), _gather_back(weights.astype(do.dtype), do, v)
+            return _weigh_by_key(dlogits, k), dk, dv
 
         def chunk(number, carry):
             dq, dk, dv = carry
-            k, v, mask, first = lanes.keys(index, number, queries, key, value)
-            added, weights, dlogits = gradients(k, v, mask)
-            dk = _add_run(dk, _gather_back(dlogits, q), first)
-            dv = _add_run(dv, _gather_back(weights, do), first)
+            k, v, mask, first = lanes.keys(index, part, number, queries, key, value)
+            added, *runs = gradients(k, v, mask)
+            dk, dv = (_add_run(x, run, first) for x, run in zip((dk, dv), runs, strict=True))
             return dq + added, dk, dv
 
         if lanes.is_simple:
-            k, v, mask, first = lanes.keys(index, 0, queries, key, value)
-            dq, weights, dlogits = gradients(k, v, mask)
-            dk, dv = (first, _gather_back(dlogits, q)), (first, _gather_back(weights, do))
+            k, v, mask, first = lanes.keys(index, part, 0, queries, key, value)
+            dq, *runs = gradients(k, v, mask)
+            dk, dv = ((first, run) for run in runs)
         else:
             start = jnp.zeros(q.shape, jnp.float32)
             dq, dk, dv = lanes.for_chunks(index, chunk, (start, dk, dv))
         if queries.sinks is not None:
             k, v, mask, flat = lanes.sinks(queries, key, value)
-            added, weights, dlogits = gradients(k, v, mask)
+            added, *rows = gradients(k, v, mask)
             dq += added
-            dk = _add_rows(dk, _gather_back_own(dlogits, q), flat)
-            dv = _add_rows(dv, _gather_back_own(weights, do), flat)
+            dk, dv = (_add_rows(x, row, flat) for x, row in zip((dk, dv), rows, strict=True))
         dsinks = None
         if sink_logits is not None:
             dsinks = (jnp.exp(sink_logits[..., None] - lse) * delta).sum(-1)
@@ -234,16 +233,18 @@ def _backward(settings, query, key, value, sink_logits, plan, output, lse, gradi
 
     def step(carry, indices):
         dq, dk, dv, dsinks = carry
-        if lanes.is_simple:
-            one = functools.partial(block, dk=None, dv=None)
-            added, row, dsink, *parts = lanes.for_blocks(one, indices)
-            dk, dv = (_add_runs(x, *part) for x, part in zip((dk, dv), parts, strict=True))
-            dsink = None if dsink is None else dsink.sum(0)
-        else:
-            added, row, dsink, dk, dv = block(indices[0], dk, dv)
-            added, row = jax.tree.map(lambda x: x[None], (added, row))
-        dsinks = None if dsinks is None else dsinks - dsink
-        return (lanes.write(dq, added, row, indices[0]), dk, dv, dsinks), None
+        for part in settings.parts:
+            if lanes.is_simple:
+                one = functools.partial(block, part, dk=None, dv=None)
+                added, row, dsink, *runs = lanes.for_blocks(one, indices)
+                dk, dv = (_add_runs(x, *run) for x, run in zip((dk, dv), runs, strict=True))
+                dsink = None if dsink is None else dsink.sum(0)
+            else:
+                added, row, dsink, dk, dv = block(part, indices[0], dk, dv)
+                added, row = jax.tree.map(lambda x: x[None], (added, row))
+            dq = lanes.write(dq, added, row, indices[0])
+            dsinks = None if dsinks is None else dsinks - dsink
+        return (dq, dk, dv, dsinks), None
 
     start = (
         lanes.nothing(query.shape[2:], query.dtype),
@@ -268,15 +269,19 @@ def _by_token(x):
     return jnp.moveaxis(x, 1, 2)
 
 
-def _logits_and_slope(settings, q, k, mask):
-    """Scaled, capped and masked logits `[B, K, G, Q, S]`; their derivative by uncapped ones."""
-    logits = settings.scale * _score(q, k)
-    slope = 1.0
-    cap = settings.logits_soft_cap
-    if cap is not None:
-        tanh = jnp.tanh(logits / cap)
-        logits, slope = cap * tanh, 1 - tanh**2
-    return jnp.where(mask[:, None, None], logits, _UNSEEN), slope
+def _logits(settings, q, k, mask):
+    """Scaled, capped and masked logits `[B, K, G, Q, S]`."""
+    logits, _ = _capped(settings, _score(q, k))
+    return jnp.where(mask[:, None, None], logits, _UNSEEN)
+
+
+def _capped(settings, score):
+    """Scaled and capped logits, and their derivative by uncapped ones."""
+    logits, cap = settings.scale * score, settings.logits_soft_cap
+    if cap is None:
+        return logits, 1.0
+    tanh = jnp.tanh(logits / cap)
+    return cap * tanh, 1 - tanh**2
 
 
 def _einsum(spec, *operands):
@@ -285,32 +290,46 @@ def _einsum(spec, *operands):
     return jnp.einsum(spec, *operands, precision=precision, preferred_element_type=jnp.float32)
 
 
-def _score(q, k):
-    """q·k for shared keys `[B, K, S, H]` or each query's own `[B, K, Q, c, H]`."""
-    if k.ndim == 5:
-        return _einsum('bkgqh,bkqsh->bkgqs', q, k)
-    # The CPU multiplies fastest if the contracted axis stands first and one axis is free.
-    *batch, group, size, head_dim = q.shape
-    q = jnp.moveaxis(q, -1, 2).reshape(*batch, head_dim, group * size)
-    q, k = lax.optimization_barrier((q, jnp.moveaxis(k, -1, 2)))
-    return _einsum('bkhm,bkhs->bkms', q, k).reshape(*batch, group, size, -1)
+# Keys and values are shared by a block's queries, `[B, K, S, H]`, or each query's own,
+# `[B, K, Q, S, H]`. The backward keeps keys in front, where three of its five products need them.
 
 
 def _weigh(weights, value):
-    """Weighted sums `[B, K, G, Q, H]` of shared or each query's own rows."""
-    spec = 'bkgqs,bksh->bkgqh' if value.ndim == 4 else 'bkgqs,bkqsh->bkgqh'
-    return _einsum(spec, weights, value)
+    """Values weighted by `[B, K, G, Q, S]`: `[B, K, G, Q, H]`."""
+    return _einsum(f'bkgqs,{_rows(value)}->bkgqh', weights, value)
 
 
-def _gather_back(weights, x):
-    """What queries `[B, K, G, Q, H]` give back to shared keys: `[B, K, S, H]`."""
-    return _einsum('bkgqs,bkgqh->bksh', weights, x)
+def _score(q, k):
+    """Products of queries and keys, `[B, K, G, Q, S]`."""
+    if k.ndim == 4 and jax.__version_info__ < (0, 11):
+        # There the CPU has one thread for a product, but two if the contracted axes stand first.
+        *batch, group, size, head_dim = q.shape
+        q = jnp.moveaxis(q, -1, 2).reshape(*batch, head_dim, group * size)
+        q, k = lax.optimization_barrier((q, jnp.moveaxis(k, -1, 2)))
+        return _einsum('bkhm,bkhs->bkms', q, k).reshape(*batch, group, size, -1)
+    return _einsum(f'bkgqh,{_rows(k)}->bkgqs', q, k)
 
 
-def _gather_back_own(weights, x):
-    """What queries give back to their own keys: `[B, K, Q·c, H]`."""
-    own = _einsum('bkgqs,bkgqh->bkqsh', weights, x)
-    return own.reshape(*own.shape[:2], -1, own.shape[-1])
+def _score_by_key(x, keys):
+    """Products with the queries' rows `[B, K, G, Q, H]`: `[B, K, S, G, Q]`."""
+    return _einsum(f'{_rows(keys)},bkgqh->bksgq', keys, x)
+
+
+def _weigh_by_key(weights, keys):
+    """Keys weighted by `[B, K, S, G, Q]`: `[B, K, G, Q, H]`."""
+    # Without the barrier XLA would transpose the weights rather than the result.
+    weighed = lax.optimization_barrier(_einsum(f'{_rows(keys)},bksgq->bkhgq', keys, weights))
+    return jnp.moveaxis(weighed, 2, -1)
+
+
+def _gather_back(weights, x, keys):
+    """What the queries' rows give back, by `[B, K, S, G, Q]`: `[B, K, S or Q·S, H]`."""
+    back = _einsum(f'bksgq,bkgqh->{_rows(keys)}', weights, x)
+    return back.reshape(*back.shape[:2], -1, back.shape[-1])
+
+
+def _rows(keys):
+    return 'bksh' if keys.ndim == 4 else 'bkqsh'
 
 
 def _add_runs(total, first, added):

@@ -61,14 +61,36 @@ class Plan(NamedTuple):
     stop: jax.Array | None  # one behind the last; None: a single chunk holds them all
 
 
+class Sizes(NamedTuple):
+    """Lanes that are computed together."""
+
+    block: int  # of queries
+    chunk: int  # of keys
+    stairs: int = 1  # parts of a block that is its own chunk; each sees no lane behind its end
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What is fixed at trace time: lanes per block of queries and per chunk of keys, and logits."""
+    """What is fixed at trace time: sizes, and what becomes of the logits."""
 
-    block: int
-    chunk: int
+    sizes: Sizes
     scale: float
     logits_soft_cap: float | None
+
+    @property
+    def parts(self) -> list['Part']:
+        """The parts of each block."""
+        block, chunk, stairs = self.sizes
+        size = block // stairs
+        return [Part(i * size, size, chunk - (stairs - 1 - i) * size) for i in range(stairs)]
+
+
+class Part(NamedTuple):
+    """Query lanes of a block and the key lanes of its chunk that are read for them."""
+
+    first: int  # query lane, within the block
+    queries: int
+    keys: int  # from the chunk's first on
 
 
 class LaneReader:
@@ -81,13 +103,13 @@ class LaneReader:
         self.is_simple = plan.stop is None and plan.queries.sinks is None
         blocks, together = plan.start.shape[-1], 1
         if self.is_simple:
-            logits = self.batch * heads * settings.block * settings.chunk
+            logits = self.batch * heads * settings.sizes.block * settings.sizes.chunk
             most = min(_BLOCKS_PER_STEP, LOGITS_PER_STEP // logits)
             together = largest_divisor(blocks, most)
         self.steps = jnp.arange(blocks).reshape(-1, together)
         # Rows read and written by index need no padding.
         is_own = plan.queries.row is None
-        self.length = blocks * settings.block if is_own else length
+        self.length = blocks * settings.sizes.block if is_own else length
 
     def pad(self, x: jax.Array) -> jax.Array:
         """`[B, T, ...]` to whole blocks."""
@@ -111,15 +133,15 @@ class LaneReader:
 
         def put(total, rows):
             if row is None:
-                start = first * self.settings.block
+                start = first * self.settings.sizes.block
                 return lax.dynamic_update_slice_in_dim(total, rows, start, axis=1)
             return _put_rows(total, rows, row)
 
         return jax.tree.map(put, totals, blocks)
 
-    def queries(self, index, tree):
-        """The block's rows of each array, zeroed where there is no valid token, and its lanes."""
-        start, size = index * self.settings.block, self.settings.block
+    def queries(self, index, part, tree):
+        """A part's rows of each array, zeroed where there is no valid token, and its lanes."""
+        start, size = index * self.settings.sizes.block + part.first, part.queries
         queries = _slice(self.plan.queries, start, size)
 
         def read(x):
@@ -133,11 +155,11 @@ class LaneReader:
         if self.plan.stop is None:
             return chunk(0, carry)
         run = self.plan.stop[:, index].max() - self.plan.start[:, index].min()
-        return lax.fori_loop(0, -(-run // self.settings.chunk), chunk, carry)
+        return lax.fori_loop(0, -(-run // self.settings.sizes.chunk), chunk, carry)
 
-    def keys(self, index, number, queries, key, value):
-        """A chunk's k and v `[B, K, chunk, H]`, mask `[B or 1, block, chunk]` and first lane."""
-        size = self.settings.chunk
+    def keys(self, index, part, number, queries, key, value):
+        """A chunk's k, v `[B, K, S, H]`, mask `[B or 1, Q, S]` and first lane, S = part.keys."""
+        size = part.keys
         row = self.plan.keys.row
         count = key.shape[1] if row is None else row.shape[-1]
         wanted = self.plan.start[:, index].min() + number * size

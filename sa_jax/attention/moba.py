@@ -170,7 +170,7 @@ def attention(
     # Parts [B·K, T·G·k]: one for each query, head of the group and choice.
     chosen = chosen.reshape(batch, length, kv_heads, group * top_k)
     chosen = jnp.moveaxis(chosen, 2, 1).reshape(batch * kv_heads, -1)
-    plan, block, chunk = plans.chosen_blocks(
+    plan, sizes = plans.chosen_blocks(
         chosen,
         *(jnp.repeat(x, kv_heads, axis=0) for x in (segment_ids, number)),
         block_size=block_size,
@@ -181,7 +181,7 @@ def attention(
     query = blockwise.heads_to_examples(query, kv_heads)
     query = jnp.repeat(query.reshape(batch * kv_heads, -1, 1, head_dim), top_k, axis=1)
     key, value = (blockwise.heads_to_examples(x, kv_heads) for x in (key, value))
-    settings = Settings(block, chunk, scale, logits_soft_cap)
+    settings = Settings(sizes, scale, logits_soft_cap)
     output, lse = blockwise.blockwise_attention(query, key, value, None, plan, settings)
 
     shape = (batch * kv_heads, length, group, top_k)

@@ -65,8 +65,8 @@ def own_order(
         plan = plans.everything(query_tokens[1], length, is_causal)
     else:
         plan = plans.band(query_tokens, length, window, is_causal, num_sinks)
-    plan, block, chunk = plan
-    settings = Settings(block, chunk, scale, logits_soft_cap)
+    plan, sizes = plan
+    settings = Settings(sizes, scale, logits_soft_cap)
     sink_logits = None if sink_logits is None else sink_logits[None]
     return blockwise.blockwise_attention(query, key, value, sink_logits, plan, settings)[0]
 
@@ -214,8 +214,8 @@ def _permuted(
             segment_ids = jnp.repeat(segment_ids, kv_heads, axis=0)
         if sink_logits is not None:
             sink_logits = jnp.tile(sink_logits.reshape(kv_heads, -1), (batch, 1))
-    plan, block, chunk = plan(permutation, segment_ids)
-    settings = Settings(block, chunk, scale, logits_soft_cap)
+    plan, sizes = plan(permutation, segment_ids)
+    settings = Settings(sizes, scale, logits_soft_cap)
     output, _ = blockwise.blockwise_attention(query, key, value, sink_logits, plan, settings)
     return blockwise.examples_to_heads(output, kv_heads) if per_head else output
 

@@ -8,44 +8,36 @@ import jax.numpy as jnp
 
 from sa_jax.attention import inputs, masks
 from sa_jax.attention import permutation as permutations
-from sa_jax.attention.lanes import Interval, Keys, Plan, Queries
+from sa_jax.attention.lanes import Interval, Keys, Plan, Queries, Sizes, largest_divisor
 
 _FAR = inputs.FARTHEST
-_LONGEST_CHUNK = 1024
+_SMALLEST_BLOCK, _LARGEST_BLOCK, _LONGEST_CHUNK, _STAIR = 64, 256, 1024, 128
 
 
-def sizes(queries: int, keys: int, reach: int) -> tuple[int, int]:
+def sizes(queries: int, keys: int, reach: int) -> Sizes:
     """Lanes per block of queries and per chunk of keys, for `reach` keys a query.
 
     A block of B queries under a window of w keys computes B + w - 1 keys a query: small blocks
     waste less, large ones run faster. These were the fastest measured on the CPU.
     """
-    block = 64
-    while block < min(reach // 2, 256):
+    block = _SMALLEST_BLOCK
+    while block < min(reach // 2, _LARGEST_BLOCK):
         block *= 2
     block = min(block, queries)
     span = min(block + reach - 1, keys)
-    return block, span if span <= _LONGEST_CHUNK else _LONGEST_CHUNK // 2
+    return Sizes(block, span if span <= _LONGEST_CHUNK else _LONGEST_CHUNK // 2)
 
 
 # Positions and segment ids, `[B or 1, T]`; None: the index, and a single segment of valid tokens.
 Tokens = tuple[jax.Array | None, jax.Array | None]
 
 
-def everything(
-    segment_ids: jax.Array | None, length: int, is_causal: bool
-) -> tuple[Plan, int, int]:
+def everything(segment_ids: jax.Array | None, length: int, is_causal: bool) -> tuple[Plan, Sizes]:
     """Full attention over tokens in their own order."""
     seen = _own_segment(segment_ids, length, is_causal, 0)
-    block, chunk = sizes(length, length, length)
-    start, stop = _block_ranges(seen, block)
     is_valid = _is_valid(segment_ids)
     queries = Queries(seen, None, is_valid, None, None)
-    return (
-        Plan(_pad_queries(queries, block), Keys(None, None, is_valid), start, stop),
-        block,
-        chunk,
-    )
+    return _own_ranges(queries, Keys(None, None, is_valid), sizes(length, length, length))
 
 
 def elsewhere(
@@ -54,7 +46,7 @@ def elsewhere(
     window: int | None,
     is_causal: bool,
     num_sinks: int,
-) -> tuple[Plan, int, int]:
+) -> tuple[Plan, Sizes]:
     """Full (window None) and sliding-window attention to keys with tokens of their own."""
     query_positions, query_segment = query_tokens
     positions, segment = key_tokens
@@ -74,19 +66,14 @@ def elsewhere(
     count = jnp.where(query_segment > 0, jnp.maximum(stop - start, 0), 0)
     seen = Interval(start, count)
     reach = segment.shape[-1] if window is None else window
-    block, chunk = sizes(query_segment.shape[-1], segment.shape[-1], reach)
     queries = Queries(seen, None, _is_valid(query_segment), None, sinks)
     keys = Keys(None, None, _is_valid(segment))
-    return (
-        Plan(_pad_queries(queries, block), keys, *_block_ranges(seen, block)),
-        block,
-        chunk,
-    )
+    return _own_ranges(queries, keys, sizes(query_segment.shape[-1], segment.shape[-1], reach))
 
 
 def band(
     tokens: Tokens, length: int, window: int, is_causal: bool, num_sinks: int
-) -> tuple[Plan, int, int]:
+) -> tuple[Plan, Sizes]:
     """A sliding window over tokens in their own order."""
     positions, segment_ids = tokens
     back, ahead = (window - 1, 0) if is_causal else masks.window_sides(window)
@@ -114,7 +101,7 @@ def slots(
     window: int,
     is_causal: bool,
     num_sinks: int,
-) -> tuple[Plan, int, int]:
+) -> tuple[Plan, Sizes]:
     """A window over permuted tokens, `permutation` `[B or 1, T]`."""
     back, ahead = masks.window_sides(window)
     length = permutation.shape[-1]
@@ -135,7 +122,7 @@ def circle(
     window: int,
     is_causal: bool,
     num_sinks: int,
-) -> tuple[Plan, int, int]:
+) -> tuple[Plan, Sizes]:
     """A window that wraps around within each segment's slots.
 
     Every segment of m tokens gets copies of its last slots in front and of its first ones behind,
@@ -171,18 +158,13 @@ def circle(
     slot_in = jax.vmap(fill)(lane, copy)
     count = jnp.where(segment > 0, in_front + 1 + behind, 0)
     seen = Interval(lane - in_front, count)
-    block, chunk = sizes(length, lanes, min(window, length))
     lane_of_token = permutations.take_rows(lane, slot)
     sinks = _permuted_sinks(segment_ids, permutation, lane_of_token, is_causal, num_sinks)
     queries = Queries(seen, own, is_valid, permutation, sinks)
     lanes_of_token = permutations.take_rows(jnp.stack([lane, copy], axis=-1), slot)
     row, is_valid = _in_lanes((permutation, is_valid), slot_in)
     keys = Keys(row, lanes_of_token, is_valid)
-    return (
-        Plan(_pad_queries(queries, block), keys, *_block_ranges(seen, block)),
-        block,
-        chunk,
-    )
+    return _own_ranges(queries, keys, sizes(length, lanes, min(window, length)))
 
 
 def chunks(
@@ -191,7 +173,7 @@ def chunks(
     chunk_size: int,
     is_causal: bool,
     num_sinks: int,
-) -> tuple[Plan, int, int]:
+) -> tuple[Plan, Sizes]:
     """Chunks of permuted tokens, each sorted by position (stochastic partition)."""
     length = permutation.shape[-1]
     chunk_size = min(chunk_size, length)
@@ -211,9 +193,11 @@ def chunks(
     keys = Keys(order, slot[..., None], is_valid)
     if segment_ids is None and chunk_size <= _LONGEST_CHUNK // 2:
         # Without segments every chunk but the last is full: each block of queries is a few of them.
-        block = min(chunk_size * max(1, 256 // chunk_size), length)
-        start = jnp.arange(-(-length // block), dtype=jnp.int32)[None] * block
-        return Plan(_pad_queries(queries, block), keys, start, None), block, block
+        block = min(chunk_size * max(1, _LARGEST_BLOCK // chunk_size), length)
+        stairs = largest_divisor(block, block // _STAIR) if is_causal else 1
+        keys = keys._replace(row=_pad_lanes(order, block, 0))
+        plan = Plan(_pad_queries(queries, block), keys, _block_starts(length, block), None)
+        return plan, Sizes(block, block, stairs)
     return _fixed_span(queries, keys, chunk_size - 1, 0 if is_causal else chunk_size - 1)
 
 
@@ -226,7 +210,7 @@ def chosen_blocks(
     parts: int,
     is_own: jax.Array,
     num_sinks: int,
-) -> tuple[Plan, int, int]:
+) -> tuple[Plan, Sizes]:
     """Queries in parts, one for each block of keys they chose, sorted by block (MoBA).
 
     Args:
@@ -262,14 +246,9 @@ def chosen_blocks(
         sinks = permutations.take_rows(_own_sinks(segment_ids, length, True, num_sinks), token)
         sinks = jnp.where(jnp.tile(is_own, length)[order][..., None], sinks, -1)
     seen = Interval(low, jnp.where(is_seeing, jnp.maximum(high + 1 - low, 0), 0))
-    block, chunk = sizes(chosen.shape[1], length, block_size)
     queries = Queries(seen, None, is_seeing, order, sinks)
     keys = Keys(None, None, _is_valid(segment_ids))
-    return (
-        Plan(_pad_queries(queries, block), keys, *_block_ranges(seen, block)),
-        block,
-        chunk,
-    )
+    return _own_ranges(queries, keys, sizes(chosen.shape[1], length, block_size))
 
 
 def _own_segment(segment_ids, length, is_causal, num_sinks) -> Interval:
@@ -308,17 +287,27 @@ def _block_ranges(seen: Interval, block):
     return start.min(-1), stop.max(-1)
 
 
-def _fixed_span(queries: Queries, keys: Keys, back: int, ahead: int) -> tuple[Plan, int, int]:
+def _own_ranges(queries: Queries, keys: Keys, size: Sizes) -> tuple[Plan, Sizes]:
+    """A plan in which every block meets the lanes that its queries need."""
+    ranges = _block_ranges(queries.lanes, size.block)
+    return Plan(_pad_queries(queries, size.block), keys, *ranges), size
+
+
+def _fixed_span(queries: Queries, keys: Keys, back: int, ahead: int) -> tuple[Plan, Sizes]:
     """A plan in which every block meets the lanes from `back` before to `ahead` behind itself."""
     length = queries.lanes.first.shape[-1]
     back, ahead = min(back, length - 1), min(ahead, length - 1)
-    block, chunk = sizes(length, length, back + ahead + 1)
-    index = jnp.arange(-(-length // block), dtype=jnp.int32)[None] * block
+    size = sizes(length, length, back + ahead + 1)
+    index = _block_starts(length, size.block)
     stop = None
-    if chunk < min(block + back + ahead, length):
-        stop = jnp.minimum(index + block + ahead, length)
+    if size.chunk < min(size.block + back + ahead, length):
+        stop = jnp.minimum(index + size.block + ahead, length)
     start = jnp.maximum(index - back, 0)
-    return Plan(_pad_queries(queries, block), keys, start, stop), block, chunk
+    return Plan(_pad_queries(queries, size.block), keys, start, stop), size
+
+
+def _block_starts(length, block):
+    return jnp.arange(-(-length // block), dtype=jnp.int32)[None] * block
 
 
 def _in_lanes(tree, row):

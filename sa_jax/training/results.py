@@ -26,6 +26,8 @@ _PACKAGES = (
     'torch',
     'tokamax',
 )
+# Of the environment, what changes speed.
+_TUNING_VARIABLES = ('GLIBC_TUNABLES', 'OMP_NUM_THREADS', 'OMP_WAIT_POLICY', 'XLA_FLAGS')
 
 
 def write_result(path: Path, *, config: dict, figures: dict, seeds: dict) -> None:
@@ -61,8 +63,8 @@ def git_revision() -> str | None:
     return done.stdout.strip()
 
 
-def describe_device() -> dict[str, str | int]:
-    """Returns what the process runs on: kind, platform and number of devices, and the host."""
+def describe_device() -> dict[str, str | int | dict[str, str]]:
+    """Returns the kind, platform and number of devices, the host and its tuning variables."""
     device = jax.devices()[0]
     return {
         'kind': device.device_kind,
@@ -70,6 +72,7 @@ def describe_device() -> dict[str, str | int]:
         'count': jax.device_count(),
         'processes': jax.process_count(),
         'host': f'{platform.machine()}, {os.cpu_count()} CPUs',
+        'environment': {x: os.environ[x] for x in _TUNING_VARIABLES if os.environ.get(x)},
     }
 
 
