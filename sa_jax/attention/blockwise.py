@@ -196,6 +196,8 @@ def _backward(settings, query, key, value, sink_logits, plan, output, lse, gradi
         """A part's dq, rows and sinks' gradients; dk and dv, carried on or runs to be added."""
         arrays, queries = lanes.queries(index, part, of_queries)
         q, do, lse, delta = (_by_head(x, kv_heads) for x in arrays)
+        # Two numbers a query: gathered once rather than for each of its keys.
+        lse, delta = lax.optimization_barrier((lse, delta))
 
         def gradients(k, v, mask):
             """What a chunk adds to dq, and its dk and dv."""

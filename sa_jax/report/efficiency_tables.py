@@ -153,8 +153,8 @@ def _preface(result: dict, data: Measurements) -> str:
     return f"""# Efficiency
 
 On {device_label(result)}; {settings_label(result)}; {versions}; CPU threads of each library: \
-{threads}{variables}. Medians (quartiles) of {sweep['rounds']} interleaved rounds. A square matrix product of \
-edge {sweep['matmul_size']:,} ran at {rates}."""
+{threads}{variables}. Medians (quartiles) of {sweep['rounds']} interleaved rounds. A square matrix \
+product of edge {sweep['matmul_size']:,} ran at {rates}."""
 
 
 def _mode_tables(data: Measurements, cases: list[Case], title: str) -> list[str]:
