@@ -26,12 +26,10 @@ KEY = jax.random.key(5)
 
 
 compare = functools.partial(compare, implementation='pallas_interpret')
-# The interpreter is slow; this long there are some blocks either way.
-CALLS = calls(longest=160)
 
 
 @pytest.mark.slow
-@given(CALLS, st.booleans())
+@given(calls(), st.booleans())
 @settings(max_examples=4)
 def test_full(call, is_causal):
     inputs, sinks, options = call
@@ -39,7 +37,7 @@ def test_full(call, is_causal):
 
 
 @pytest.mark.slow
-@given(CALLS, st.booleans(), st.integers(1, 150))
+@given(calls(), st.booleans(), st.integers(1, 150))
 @settings(max_examples=6)
 def test_sliding_window(call, is_causal, window):
     inputs, sinks, options = call
@@ -58,7 +56,7 @@ SCOPES = st.sampled_from(['layer', 'example', 'head'])
 
 
 @pytest.mark.slow
-@given(CALLS, st.booleans(), st.integers(1, 150), SCOPES)
+@given(calls(), st.booleans(), st.integers(1, 150), SCOPES)
 @settings(max_examples=8)
 def test_stochastic(call, is_causal, window, scope):
     inputs, sinks, options = call
@@ -68,7 +66,7 @@ def test_stochastic(call, is_causal, window, scope):
 
 
 @pytest.mark.slow
-@given(CALLS, st.booleans(), st.sampled_from([1, 7, 32, 64, 150]), SCOPES)
+@given(calls(), st.booleans(), st.sampled_from([1, 7, 32, 64, 150]), SCOPES)
 @settings(max_examples=6)
 def test_stochastic_partition(call, is_causal, chunk_size, scope):
     inputs, sinks, options = call
