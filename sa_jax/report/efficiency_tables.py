@@ -149,7 +149,7 @@ def _preface(result: dict, data: Measurements) -> str:
     sweep = result['config']
     rates = ', '.join(f'{data.rate(x) / 1e12:.3g} TFLOP/s ({x})' for x in sweep['dtypes'])
     threads = result['figures']['threads']
-    variables = ''.join(f'; {x}={y}' for x, y in result['device'].get('environment', {}).items())
+    variables = ''.join(f'; {x}={y}' for x, y in result['device']['environment'].items())
     return f"""# Efficiency
 
 On {device_label(result)}; {settings_label(result)}; {versions}; CPU threads of each library: \

@@ -41,7 +41,12 @@ def result():
     kinds = ('full', 'sliding_window_two_sided', 'stochastic')
     return {
         'config': Sweep(lengths=lengths, kinds=kinds, rounds=3).to_json(),
-        'device': {'kind': 'cpu', 'platform': 'cpu', 'host': 'x86_64, 2 CPUs'},
+        'device': {
+            'kind': 'cpu',
+            'platform': 'cpu',
+            'host': 'x86_64, 2 CPUs',
+            'environment': {'OMP_WAIT_POLICY': 'passive'},
+        },
         'versions': {'jax': '0.10.2', 'torch': '2.13.0'},
         'figures': {
             'threads': 2,
@@ -76,6 +81,7 @@ def test_ratios_are_taken_within_rounds(result):
 def test_tables(result):
     text = efficiency_tables.tables(result)
     assert 'ran at 1 TFLOP/s (float32)' in text
+    assert 'CPU threads of each library: 2; OMP_WAIT_POLICY=passive. Medians' in text
     times = rows(text, 'Time of a call, ms: forward, float32')
     assert times['SA'] == ['5.00 (4.50–7.50)', '22.5 (20.2–33.8)']
     assert times['full'] == ['24.0 (22.0–32.0)', 'not measured']
