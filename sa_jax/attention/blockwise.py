@@ -123,16 +123,16 @@ def _forward(settings, query, key, value, sink_logits, plan):
     lanes = LaneReader(settings, plan, query)
     query = lanes.pad(query)
 
-    def block(part, index):
-        q, queries = lanes.queries(index, part, query)
+    def block(stair, index):
+        q, queries = lanes.queries(index, stair, query)
         q = _by_head(q, kv_heads)
 
         def chunk(number, state):
-            k, v, mask, _ = lanes.keys(index, part, number, queries, key, value)
+            k, v, mask, _ = lanes.keys(index, stair, number, queries, key, value)
             return _accumulate(*state, _logits(settings, q, k, mask), v)
 
         if lanes.is_simple:
-            k, v, mask, _ = lanes.keys(index, part, 0, queries, key, value)
+            k, v, mask, _ = lanes.keys(index, stair, 0, queries, key, value)
             output, lse = _softmax(_logits(settings, q, k, mask), v)
             if queries.is_valid is not None:
                 is_valid = queries.is_valid[:, None, None]
@@ -153,8 +153,8 @@ def _forward(settings, query, key, value, sink_logits, plan):
         return (_by_token(output.astype(query.dtype)), _by_token(lse)), queries.row
 
     def step(totals, indices):
-        for part in settings.parts:
-            rows, row = lanes.for_blocks(functools.partial(block, part), indices)
+        for stair in settings.stairs:
+            rows, row = lanes.for_blocks(functools.partial(block, stair), indices)
             totals = lanes.write(totals, rows, row, indices[0])
         return totals, None
 
@@ -192,9 +192,9 @@ def _backward(settings, query, key, value, sink_logits, plan, output, lse, gradi
     count = key.shape[1] if plan.keys.row is None else plan.keys.row.shape[-1]
     kv_shape = (batch, kv_heads, count, head_dim)
 
-    def block(part, index, dk, dv):
-        """A part's dq, rows and sinks' gradients; dk and dv, carried on or runs to be added."""
-        arrays, queries = lanes.queries(index, part, of_queries)
+    def block(stair, index, dk, dv):
+        """A stair's dq, rows and sinks' gradients; dk and dv, carried on or runs to be added."""
+        arrays, queries = lanes.queries(index, stair, of_queries)
         q, do, lse, delta = (_by_head(x, kv_heads) for x in arrays)
         # Two numbers a query: gathered once rather than for each of its keys.
         lse, delta = lax.optimization_barrier((lse, delta))
@@ -211,13 +211,13 @@ def _backward(settings, query, key, value, sink_logits, plan, output, lse, gradi
 
         def chunk(number, carry):
             dq, dk, dv = carry
-            k, v, mask, first = lanes.keys(index, part, number, queries, key, value)
+            k, v, mask, first = lanes.keys(index, stair, number, queries, key, value)
             added, *runs = gradients(k, v, mask)
             dk, dv = (_add_run(x, run, first) for x, run in zip((dk, dv), runs, strict=True))
             return dq + added, dk, dv
 
         if lanes.is_simple:
-            k, v, mask, first = lanes.keys(index, part, 0, queries, key, value)
+            k, v, mask, first = lanes.keys(index, stair, 0, queries, key, value)
             dq, *runs = gradients(k, v, mask)
             dk, dv = ((first, run) for run in runs)
         else:
@@ -225,24 +225,26 @@ def _backward(settings, query, key, value, sink_logits, plan, output, lse, gradi
             dq, dk, dv = lanes.for_chunks(index, chunk, (start, dk, dv))
         if queries.sinks is not None:
             k, v, mask, flat = lanes.sinks(queries, key, value)
-            added, *rows = gradients(k, v, mask)
+            added, *own = gradients(k, v, mask)
             dq += added
-            dk, dv = (_add_rows(x, row, flat) for x, row in zip((dk, dv), rows, strict=True))
+            dk, dv = (_add_rows(x, rows, flat) for x, rows in zip((dk, dv), own, strict=True))
         dsinks = None
         if sink_logits is not None:
-            dsinks = (jnp.exp(sink_logits[..., None] - lse) * delta).sum(-1)
+            # Lanes without a token were read as zeros, from which a large sink would overflow.
+            weights = jnp.exp(jnp.minimum(sink_logits[..., None] - lse, 0))
+            dsinks = (weights * delta).sum(-1)
         return _by_token(dq.astype(query.dtype)), queries.row, dsinks, dk, dv
 
     def step(carry, indices):
         dq, dk, dv, dsinks = carry
-        for part in settings.parts:
+        for stair in settings.stairs:
             if lanes.is_simple:
-                one = functools.partial(block, part, dk=None, dv=None)
+                one = functools.partial(block, stair, dk=None, dv=None)
                 added, row, dsink, *runs = lanes.for_blocks(one, indices)
                 dk, dv = (_add_runs(x, *run) for x, run in zip((dk, dv), runs, strict=True))
                 dsink = None if dsink is None else dsink.sum(0)
             else:
-                added, row, dsink, dk, dv = block(part, indices[0], dk, dv)
+                added, row, dsink, dk, dv = block(stair, indices[0], dk, dv)
                 added, row = jax.tree.map(lambda x: x[None], (added, row))
             dq = lanes.write(dq, added, row, indices[0])
             dsinks = None if dsinks is None else dsinks - dsink
@@ -298,39 +300,40 @@ def _einsum(spec, *operands):
 
 def _weigh(weights, value):
     """Values weighted by `[B, K, G, Q, S]`: `[B, K, G, Q, H]`."""
-    return _einsum(f'bkgqs,{_rows(value)}->bkgqh', weights, value)
+    return _einsum(f'bkgqs,{_axes(value)}->bkgqh', weights, value)
 
 
 def _score(q, k):
     """Products of queries and keys, `[B, K, G, Q, S]`."""
     if k.ndim == 4 and jax.__version_info__ < (0, 11):
-        # There the CPU has one thread for a product, but two if the contracted axes stand first.
+        # Before 0.11 XLA's product has one CPU thread, unless the contracted axes stand first.
         *batch, group, size, head_dim = q.shape
         q = jnp.moveaxis(q, -1, 2).reshape(*batch, head_dim, group * size)
         q, k = lax.optimization_barrier((q, jnp.moveaxis(k, -1, 2)))
         return _einsum('bkhm,bkhs->bkms', q, k).reshape(*batch, group, size, -1)
-    return _einsum(f'bkgqh,{_rows(k)}->bkgqs', q, k)
+    return _einsum(f'bkgqh,{_axes(k)}->bkgqs', q, k)
 
 
 def _score_by_key(x, keys):
     """Products with the queries' rows `[B, K, G, Q, H]`: `[B, K, S, G, Q]`."""
-    return _einsum(f'{_rows(keys)},bkgqh->bksgq', keys, x)
+    return _einsum(f'{_axes(keys)},bkgqh->bksgq', keys, x)
 
 
 def _weigh_by_key(weights, keys):
     """Keys weighted by `[B, K, S, G, Q]`: `[B, K, G, Q, H]`."""
     # Without the barrier XLA would transpose the weights rather than the result.
-    weighed = lax.optimization_barrier(_einsum(f'{_rows(keys)},bksgq->bkhgq', keys, weights))
+    weighed = lax.optimization_barrier(_einsum(f'{_axes(keys)},bksgq->bkhgq', keys, weights))
     return jnp.moveaxis(weighed, 2, -1)
 
 
 def _gather_back(weights, x, keys):
     """What the queries' rows give back, by `[B, K, S, G, Q]`: `[B, K, S or Q·S, H]`."""
-    back = _einsum(f'bksgq,bkgqh->{_rows(keys)}', weights, x)
+    back = _einsum(f'bksgq,bkgqh->{_axes(keys)}', weights, x)
     return back.reshape(*back.shape[:2], -1, back.shape[-1])
 
 
-def _rows(keys):
+def _axes(keys):
+    """Of keys or values, in an einsum."""
     return 'bksh' if keys.ndim == 4 else 'bkqsh'
 
 

@@ -7,6 +7,7 @@ tokens says both "in my segment" and "not later than I".
 
 import dataclasses
 import functools
+import itertools
 from typing import NamedTuple
 
 import jax
@@ -17,7 +18,7 @@ from sa_jax.attention.permutation import take_rows
 
 # Logits computed at a time: enough to keep the cores busy, few enough to stay in the cache.
 LOGITS_PER_STEP = 2**21
-# Blocks at a time at most: the backward has code for each.
+# Blocks at a time at most: the backward has code for each of their stairs.
 _BLOCKS_PER_STEP = 16
 
 
@@ -66,7 +67,9 @@ class Sizes(NamedTuple):
 
     block: int  # of queries
     chunk: int  # of keys
-    stairs: int = 1  # parts of a block that is its own chunk; each sees no lane behind its end
+    # Parts of a block whose chunk is the block's own lanes, of which no query sees those behind its
+    # part. Needs queries written by row.
+    stairs: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,14 +81,14 @@ class Settings:
     logits_soft_cap: float | None
 
     @property
-    def parts(self) -> list['Part']:
-        """The parts of each block."""
-        block, chunk, stairs = self.sizes
-        size = block // stairs
-        return [Part(i * size, size, chunk - (stairs - 1 - i) * size) for i in range(stairs)]
+    def stairs(self) -> list['Stair']:
+        """The parts of each block; usually one, the whole block with its whole chunk."""
+        block, chunk, count = self.sizes
+        bounds = [block * i // count for i in range(count + 1)]
+        return [Stair(a, b - a, chunk - (block - b)) for a, b in itertools.pairwise(bounds)]
 
 
-class Part(NamedTuple):
+class Stair(NamedTuple):
     """Query lanes of a block and the key lanes of its chunk that are read for them."""
 
     first: int  # query lane, within the block
@@ -139,13 +142,13 @@ class LaneReader:
 
         return jax.tree.map(put, totals, blocks)
 
-    def queries(self, index, part, tree):
-        """A part's rows of each array, zeroed where there is no valid token, and its lanes."""
-        start, size = index * self.settings.sizes.block + part.first, part.queries
+    def queries(self, index, stair, tree):
+        """A stair's rows of each array, zeroed where there is no valid token, and its lanes."""
+        start, size = index * self.settings.sizes.block + stair.first, stair.queries
         queries = _slice(self.plan.queries, start, size)
 
         def read(x):
-            rows = _slice(x, start, size) if queries.row is None else take_rows(x, queries.row)
+            rows = _slice(x, start, size) if queries.row is None else _take_runs(x, queries.row)
             return rows if queries.is_valid is None else zero_unless(rows, queries.is_valid)
 
         return jax.tree.map(read, tree), queries
@@ -157,9 +160,9 @@ class LaneReader:
         run = self.plan.stop[:, index].max() - self.plan.start[:, index].min()
         return lax.fori_loop(0, -(-run // self.settings.sizes.chunk), chunk, carry)
 
-    def keys(self, index, part, number, queries, key, value):
-        """A chunk's k, v `[B, K, S, H]`, mask `[B or 1, Q, S]` and first lane, S = part.keys."""
-        size = part.keys
+    def keys(self, index, stair, number, queries, key, value):
+        """A chunk's k, v `[B, K, S, H]`, mask `[B or 1, Q, S]` and first lane, S = stair.keys."""
+        size = stair.keys
         row = self.plan.keys.row
         count = key.shape[1] if row is None else row.shape[-1]
         wanted = self.plan.start[:, index].min() + number * size
@@ -175,7 +178,7 @@ class LaneReader:
         if row is None:
             k, v = _slice((key, value), first, size)
         else:
-            k, v = (take_rows(x, keys.row) for x in (key, value))
+            k, v = (_take_runs(x, keys.row) for x in (key, value))
         if keys.is_valid is not None:
             k, v = (zero_unless(x, keys.is_valid) for x in (k, v))
         k, v = (jnp.moveaxis(x, 1, 2) for x in (k, v))
@@ -205,6 +208,12 @@ class LaneReader:
 def _slice(tree, start, size):
     """Lanes [start, start + size) of every array `[B, L, ...]`."""
     return jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, start, size, axis=1), tree)
+
+
+def _take_runs(x, rows):
+    """`take_rows`, by rows without inner axes: so the CPU copies each as a single run."""
+    flat = take_rows(x.reshape(*x.shape[:2], -1), rows)
+    return flat.reshape(*flat.shape[:2], *x.shape[2:])
 
 
 def zero_unless(x, is_valid):

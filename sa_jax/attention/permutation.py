@@ -178,9 +178,7 @@ def take_rows(x: jax.Array, rows: jax.Array) -> jax.Array:
     if rows.ndim == 2 and rows.shape[0] == 1:
         rows = rows[0]
     if rows.ndim == 1:
-        # Of rows with one axis behind them XLA copies whole runs.
-        flat = jnp.take(x.reshape(*x.shape[:2], -1), rows, axis=1, mode='clip')
-        return flat.reshape(x.shape[0], -1, *x.shape[2:])
+        return jnp.take(x, rows, axis=1, mode='clip')
     take = functools.partial(jnp.take, axis=0, mode='clip')
     if x.shape[0] == 1:
         return jax.vmap(take, in_axes=(None, 0))(x[0], rows)

@@ -8,10 +8,11 @@ import jax.numpy as jnp
 
 from sa_jax.attention import inputs, masks
 from sa_jax.attention import permutation as permutations
-from sa_jax.attention.lanes import Interval, Keys, Plan, Queries, Sizes, largest_divisor
+from sa_jax.attention.lanes import Interval, Keys, Plan, Queries, Sizes
 
 _FAR = inputs.FARTHEST
-_SMALLEST_BLOCK, _LARGEST_BLOCK, _LONGEST_CHUNK, _STAIR = 64, 256, 1024, 128
+_SMALLEST_BLOCK, _LARGEST_BLOCK, _LONGEST_CHUNK = 64, 256, 1024
+_SMALLEST_STAIR = 128
 
 
 def sizes(queries: int, keys: int, reach: int) -> Sizes:
@@ -194,7 +195,9 @@ def chunks(
     if segment_ids is None and chunk_size <= _LONGEST_CHUNK // 2:
         # Without segments every chunk but the last is full: each block of queries is a few of them.
         block = min(chunk_size * max(1, _LARGEST_BLOCK // chunk_size), length)
-        stairs = largest_divisor(block, block // _STAIR) if is_causal else 1
+        # Chunks are sorted: causally, nobody sees a lane behind its own.
+        stairs = max(1, block // _SMALLEST_STAIR) if is_causal else 1
+        # Key lanes that fill up the last block read token 0 and are in nobody's interval.
         keys = keys._replace(row=_pad_lanes(order, block, 0))
         plan = Plan(_pad_queries(queries, block), keys, _block_starts(length, block), None)
         return plan, Sizes(block, block, stairs)
@@ -223,7 +226,7 @@ def chosen_blocks(
       num_sinks: first tokens of a segment that are always visible.
 
     Returns:
-      The plan, the parts per block and the keys per chunk.
+      The plan, and its sizes in parts and keys.
     """
     length = segment_ids.shape[1]
     index = jnp.arange(length, dtype=jnp.int32)

@@ -145,13 +145,28 @@ def test_stochastic_partition(call, is_causal, chunk_size, scope):
     compare(functools.partial(stochastic_partition_attention, **options), inputs, sinks)
 
 
-@pytest.mark.parametrize('num_sinks', [0, 4])
-@pytest.mark.parametrize(('length', 'chunk_size'), [(600, 256), (257, 256), (700, 300), (500, 128)])
-def test_large_chunks(length, chunk_size, num_sinks):
+@pytest.mark.parametrize(
+    ('length', 'chunk_size', 'options'),
+    [
+        (600, 256, {}),
+        (257, 256, {'num_sinks': 4}),
+        (700, 300, {'logits_soft_cap': 1.5}),
+        (600, 511, {'num_sinks': 4}),
+        (600, 257, {'is_causal': False}),
+    ],
+)
+def test_large_chunks(length, chunk_size, options):
     # Later queries of a chunk see more of its keys: the fast path computes it in stairs.
-    options = {'chunk_size': chunk_size, 'permutation_key': KEY, 'num_sinks': num_sinks}
+    options = options | {'chunk_size': chunk_size, 'permutation_key': KEY}
     inputs = random_inputs(0, 2, length, 2, 2, 8)
     compare(functools.partial(stochastic_partition_attention, **options), inputs)
+
+
+def test_large_sink_logits():
+    # Far above all logits, with lanes that hold no token in the last block.
+    inputs, sinks = random_inputs(0, 1, 258, 1, 2, 8), jnp.asarray([100.0, -3.0])
+    options = {'chunk_size': 256, 'permutation_key': KEY}
+    compare(functools.partial(stochastic_partition_attention, **options), inputs, sinks)
 
 
 @given(calls(), st.integers(1, 40), st.integers(1, 4))
