@@ -15,7 +15,7 @@ _SMALLEST_BLOCK, _LARGEST_BLOCK, _LONGEST_CHUNK = 64, 256, 1024
 _SMALLEST_STAIR = 128
 
 
-def sizes(queries: int, keys: int, reach: int) -> Sizes:
+def choose_sizes(queries: int, keys: int, reach: int) -> Sizes:
     """Lanes per block of queries and per chunk of keys, for `reach` keys a query.
 
     A block of B queries under a window of w keys computes B + w - 1 keys a query: small blocks
@@ -38,7 +38,7 @@ def everything(segment_ids: jax.Array | None, length: int, is_causal: bool) -> t
     seen = _own_segment(segment_ids, length, is_causal, 0)
     is_valid = _is_valid(segment_ids)
     queries = Queries(seen, None, is_valid, None, None)
-    return _own_ranges(queries, Keys(None, None, is_valid), sizes(length, length, length))
+    return _own_ranges(queries, Keys(None, None, is_valid), choose_sizes(length, length, length))
 
 
 def elsewhere(
@@ -69,7 +69,9 @@ def elsewhere(
     reach = segment.shape[-1] if window is None else window
     queries = Queries(seen, None, _is_valid(query_segment), None, sinks)
     keys = Keys(None, None, _is_valid(segment))
-    return _own_ranges(queries, keys, sizes(query_segment.shape[-1], segment.shape[-1], reach))
+    return _own_ranges(
+        queries, keys, choose_sizes(query_segment.shape[-1], segment.shape[-1], reach)
+    )
 
 
 def band(
@@ -165,7 +167,7 @@ def circle(
     lanes_of_token = permutations.take_rows(jnp.stack([lane, copy], axis=-1), slot)
     row, is_valid = _in_lanes((permutation, is_valid), slot_in)
     keys = Keys(row, lanes_of_token, is_valid)
-    return _own_ranges(queries, keys, sizes(length, lanes, min(window, length)))
+    return _own_ranges(queries, keys, choose_sizes(length, lanes, min(window, length)))
 
 
 def chunks(
@@ -251,7 +253,7 @@ def chosen_blocks(
     seen = Interval(low, jnp.where(is_seeing, jnp.maximum(high + 1 - low, 0), 0))
     queries = Queries(seen, None, is_seeing, order, sinks)
     keys = Keys(None, None, _is_valid(segment_ids))
-    return _own_ranges(queries, keys, sizes(chosen.shape[1], length, block_size))
+    return _own_ranges(queries, keys, choose_sizes(chosen.shape[1], length, block_size))
 
 
 def _own_segment(segment_ids, length, is_causal, num_sinks) -> Interval:
@@ -290,23 +292,23 @@ def _block_ranges(seen: Interval, block):
     return start.min(-1), stop.max(-1)
 
 
-def _own_ranges(queries: Queries, keys: Keys, size: Sizes) -> tuple[Plan, Sizes]:
+def _own_ranges(queries: Queries, keys: Keys, sizes: Sizes) -> tuple[Plan, Sizes]:
     """A plan in which every block meets the lanes that its queries need."""
-    ranges = _block_ranges(queries.lanes, size.block)
-    return Plan(_pad_queries(queries, size.block), keys, *ranges), size
+    ranges = _block_ranges(queries.lanes, sizes.block)
+    return Plan(_pad_queries(queries, sizes.block), keys, *ranges), sizes
 
 
 def _fixed_span(queries: Queries, keys: Keys, back: int, ahead: int) -> tuple[Plan, Sizes]:
     """A plan in which every block meets the lanes from `back` before to `ahead` behind itself."""
     length = queries.lanes.first.shape[-1]
     back, ahead = min(back, length - 1), min(ahead, length - 1)
-    size = sizes(length, length, back + ahead + 1)
-    index = _block_starts(length, size.block)
+    sizes = choose_sizes(length, length, back + ahead + 1)
+    index = _block_starts(length, sizes.block)
     stop = None
-    if size.chunk < min(size.block + back + ahead, length):
-        stop = jnp.minimum(index + size.block + ahead, length)
+    if sizes.chunk < min(sizes.block + back + ahead, length):
+        stop = jnp.minimum(index + sizes.block + ahead, length)
     start = jnp.maximum(index - back, 0)
-    return Plan(_pad_queries(queries, size.block), keys, start, stop), size
+    return Plan(_pad_queries(queries, sizes.block), keys, start, stop), sizes
 
 
 def _block_starts(length, block):

@@ -24,7 +24,6 @@ from sa_jax.attention.launch import Launch, Tile
 
 KEY = jax.random.key(5)
 
-
 compare = functools.partial(compare, implementation='pallas_interpret')
 
 
