@@ -5,14 +5,15 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax.core import FrozenDict
 
 from sa_jax.attention.registry import AttentionContext, get_attention
+from sa_jax.models import rope
 
 _CHOICES = {
     'gate': ('head', 'channel'),
@@ -20,6 +21,23 @@ _CHOICES = {
     'compute_dtype': ('float32', 'bfloat16'),
     'remat': ('none', 'full', 'dots'),
 }
+
+
+class Pattern(NamedTuple):
+    """The attention paths of a layer.
+
+    Attributes:
+      attention: Their names.
+      options: By name, the options of each.
+    """
+
+    attention: tuple[str, ...]
+    options: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def paths(self) -> list[tuple[str, Mapping[str, Any]]]:
+        """Name and options of each path."""
+        return [(name, self.options.get(name, FrozenDict())) for name in self.attention]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,8 +51,13 @@ class DecoderConfig:
       num_heads: Query heads per layer.
       num_kv_heads: Key and value heads per layer; divides `num_heads`.
       head_dim: Width of a head, even (RoPE rotates its two halves).
-      intermediate_size: Hidden width of the SwiGLU.
+      intermediate_size: Hidden width of the SwiGLU, of each expert's where there are experts.
+      num_experts: Feed-forward layers to choose among for each token; 0 for a single one.
+      num_experts_per_token: How many of them a token goes through.
+      normalize_experts: Whether the weights of a token's experts are scaled to sum to one.
       rope_theta: Base of the RoPE wavelengths.
+      rope_scaling: How wavelengths are stretched for longer contexts, as `rope.frequencies` takes
+        it: `rope_type` and its parameters. Empty for not at all.
       norm_eps: Added to the mean square in every RMSNorm.
       tie_embeddings: Whether the embedding also produces the logits.
       qk_norm: Whether queries and keys are RMS-normalised per head before RoPE.
@@ -42,12 +65,15 @@ class DecoderConfig:
         keys and values, each scaled by a sigmoid gate before the one output projection.
       attention_options: By name, the options of each path, such as `{'stochastic':
         {'window': 64}}`.
+      layer_attention: Layers that attend in another way, as many paths each: an index or a slice of
+        layers as text, such as '0' or '-3:', to the `attention` and `attention_options` there.
+        Where several name a layer, the last one holds.
       gate: Whether each path has a gate per 'head' or per 'channel' of each head. A single path
         has no gate.
       permutation_scope: Whether the permutations of a layer are shared by the batch and the
         heads ('layer'), drawn per example ('example'), or per key/value head ('head').
-      compute_dtype: Type of activations and matrix products, 'float32' or 'bfloat16'.
-        Parameters and logits are float32 either way.
+      compute_dtype: Type of activations and matrix products, 'float32' or 'bfloat16'. Logits are
+        float32 either way.
       remat: What the backward pass recomputes in each layer: nothing ('none'), everything
         ('full'), or everything but the matrix products with the weights ('dots').
 
@@ -63,12 +89,17 @@ class DecoderConfig:
     num_kv_heads: int
     head_dim: int
     intermediate_size: int
+    num_experts: int = 0
+    num_experts_per_token: int = 0
+    normalize_experts: bool = True
     rope_theta: float = 10_000.0
+    rope_scaling: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     norm_eps: float = 1e-6
     tie_embeddings: bool = True
     qk_norm: bool = False
     attention: tuple[str, ...] = ('stochastic', 'sliding_window')
     attention_options: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    layer_attention: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     gate: str = 'head'
     permutation_scope: str = 'layer'
     compute_dtype: str = 'float32'
@@ -82,12 +113,15 @@ class DecoderConfig:
             )
         object.__setattr__(self, 'attention', tuple(self.attention))
         object.__setattr__(self, 'attention_options', _freeze(self.attention_options))
+        object.__setattr__(self, 'rope_scaling', FrozenDict(_hashable(self.rope_scaling)))
         self._check_sizes()
         for name, choices in _CHOICES.items():
             value = getattr(self, name)
             if value not in choices:
                 raise ValueError(f'{name} must be one of {choices}, got {value!r}.')
-        self._check_attention()
+        rope.frequencies(self.head_dim, self.rope_theta, self.rope_scaling)
+        self._check_attention(self.attention, self.attention_options)
+        object.__setattr__(self, 'layer_attention', self._resolve_layer_attention())
 
     @classmethod
     def from_config_dict(cls, config: Mapping[str, Any]) -> DecoderConfig:
@@ -120,6 +154,20 @@ class DecoderConfig:
             raise ValueError(f'The model section lacks {", ".join(missing)}; set them.')
         return cls(**values)
 
+    @functools.cached_property
+    def layer_patterns(self) -> tuple[Pattern, ...]:
+        """The pattern of each layer."""
+        patterns = [Pattern(self.attention, self.attention_options)] * self.num_layers
+        for layers, pattern in self.layer_attention.items():
+            for layer in _layers(layers, self.num_layers):
+                patterns[layer] = Pattern(pattern['attention'], pattern['attention_options'])
+        return tuple(patterns)
+
+    @functools.cached_property
+    def patterns(self) -> tuple[Pattern, ...]:
+        """The patterns that layers have, each once."""
+        return tuple(dict.fromkeys(self.layer_patterns))
+
     def _check_sizes(self):
         for name in (
             'vocab_size',
@@ -143,22 +191,65 @@ class DecoderConfig:
                 f'head_dim must be even, since RoPE rotates the halves of a head into each '
                 f'other; got {self.head_dim}.'
             )
+        if not 0 <= self.num_experts_per_token <= self.num_experts or (
+            self.num_experts > 0 and self.num_experts_per_token < 1
+        ):
+            raise ValueError(
+                'num_experts_per_token must be between 1 and num_experts, or both 0; got '
+                f'{self.num_experts_per_token} of {self.num_experts}.'
+            )
         for name in ('rope_theta', 'norm_eps'):
             if not getattr(self, name) > 0:
                 raise ValueError(f'{name} must be positive, got {getattr(self, name)!r}.')
 
-    def _check_attention(self):
-        if not self.attention:
+    def _check_attention(self, attention, options):
+        if not attention:
             raise ValueError("attention must name at least one path, such as ('stochastic',).")
-        unused = set(self.attention_options) - set(self.attention)
+        unused = set(options) - set(attention)
         if unused:
             raise ValueError(
                 f'attention_options has options for {sorted(unused)}, which attention='
-                f'{self.attention} does not use; remove them or add the path.'
+                f'{attention} does not use; remove them or add the path.'
             )
-        for name in self.attention:
-            options = self.attention_options.get(name, FrozenDict())
-            _check_path(name, options, self.num_heads, self.num_kv_heads, self.head_dim)
+        for name in attention:
+            of_path = options.get(name, FrozenDict())
+            _check_path(name, of_path, self.num_heads, self.num_kv_heads, self.head_dim)
+
+    def _resolve_layer_attention(self) -> FrozenDict:
+        """Checks and completes the exceptions."""
+        resolved = {}
+        for layers, pattern in self.layer_attention.items():
+            unknown = set(pattern) - {'attention', 'attention_options'}
+            attention = pattern.get('attention', ())
+            if unknown or isinstance(attention, str) or len(attention) != len(self.attention):
+                raise ValueError(
+                    f'layer_attention[{layers!r}] = {dict(pattern)}; expected attention with as '
+                    f'many paths as elsewhere, {len(self.attention)}, and its attention_options.'
+                )
+            options = _freeze(pattern.get('attention_options', {}))
+            self._check_attention(tuple(attention), options)
+            _layers(layers, self.num_layers)
+            resolved[layers] = FrozenDict(
+                {'attention': tuple(attention), 'attention_options': options}
+            )
+        return FrozenDict(resolved)
+
+
+def _layers(text: str, num_layers: int) -> Sequence[int]:
+    """The layers that an index or a slice as text names."""
+    parts = str(text).split(':')
+    try:
+        numbers = [int(part) if part else None for part in parts]
+        layers = range(num_layers)
+        found = [layers[numbers[0]]] if len(numbers) == 1 else layers[slice(*numbers)]
+        if not found:
+            raise IndexError
+        return found
+    except (IndexError, TypeError, ValueError) as error:
+        raise ValueError(
+            f'layer_attention names the layers {text!r}; expected an index or a slice of '
+            f"{num_layers} layers, such as '0' or '-3:'."
+        ) from error
 
 
 @functools.lru_cache
@@ -190,12 +281,8 @@ def _freeze(options: Mapping[str, Mapping[str, Any]]) -> FrozenDict:
                 f'attention_options must map each path to a mapping of its options; '
                 f'got {values!r} for {name!r}.'
             )
-    return FrozenDict(
-        {
-            name: {
-                option: tuple(value) if isinstance(value, list) else value
-                for option, value in values.items()
-            }
-            for name, values in options.items()
-        }
-    )
+    return FrozenDict({name: _hashable(values) for name, values in options.items()})
+
+
+def _hashable(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}

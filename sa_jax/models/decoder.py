@@ -1,4 +1,4 @@
-"""The decoder-only transformer: modules that hold the parameters, functions that use them.
+"""The decoder-only transformer.
 
 Shapes: B examples, T tokens, D the residual stream, N query heads, K key/value heads, H the width
 of a head, F the hidden width of the feed-forward layer, V the vocabulary, L layers, P paths.
@@ -6,8 +6,8 @@ of a head, F the hidden width of the feed-forward layer, V the vocabulary, L lay
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -17,19 +17,24 @@ from flax import nnx
 from jax import Array
 from jax.sharding import Mesh
 
-from sa_jax.attention.registry import AttentionContext, get_attention
+from sa_jax.attention.registry import AttentionContext
+from sa_jax.models import rope
+from sa_jax.models.attending import attend_to_sequence
 from sa_jax.models.config import DecoderConfig
-from sa_jax.models.layers import (
-    apply_rope,
-    join_paths,
-    path_gates,
-    rms_norm,
-    rope_tables,
-    swiglu,
-)
-from sa_jax.models.sharding import check_divisible, constrain, partition_spec
+from sa_jax.models.experts import mixture
+from sa_jax.models.layers import join_paths, path_gates, rms_norm, swiglu
+from sa_jax.models.modules import DecoderLayers, normal
+from sa_jax.models.sharding import check_divisible, constrain
 
-_INITIAL_STDDEV = 0.02
+# What may change in a model that has its parameters.
+_CHANGEABLE = {
+    'attention',
+    'attention_options',
+    'compute_dtype',
+    'layer_attention',
+    'permutation_scope',
+    'remat',
+}
 
 
 class DecoderOutput(NamedTuple):
@@ -43,47 +48,6 @@ class DecoderOutput(NamedTuple):
 
     logits: Array
     gate_means: Array
-
-
-class Attention(nnx.Module):
-    """The parameters of all layers' attention; a layer's paths share them but for their gates."""
-
-    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
-        layers, hidden, head_dim = config.num_layers, config.hidden_size, config.head_dim
-        heads, kv_heads, paths = config.num_heads, config.num_kv_heads, len(config.attention)
-        self.query = _normal(rngs, (layers, hidden, heads, head_dim))
-        self.key = _normal(rngs, (layers, hidden, kv_heads, head_dim))
-        self.value = _normal(rngs, (layers, hidden, kv_heads, head_dim))
-        self.output = _normal(rngs, (layers, heads, head_dim, hidden), _residual_stddev(config))
-        if config.qk_norm:
-            self.query_norm = nnx.Param(jnp.ones((layers, head_dim)))
-            self.key_norm = nnx.Param(jnp.ones((layers, head_dim)))
-        if paths > 1:
-            # Zeros open every gate to exactly one half.
-            gate_shape = (paths, heads, head_dim if config.gate == 'channel' else 1)
-            self.path_gate_kernel = nnx.Param(jnp.zeros((layers, hidden, *gate_shape)))
-            self.path_gate_bias = nnx.Param(jnp.zeros((layers, *gate_shape)))
-
-
-class FeedForward(nnx.Module):
-    """The parameters of all layers' SwiGLU."""
-
-    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
-        layers, hidden, width = config.num_layers, config.hidden_size, config.intermediate_size
-        self.gate = _normal(rngs, (layers, hidden, width))
-        self.up = _normal(rngs, (layers, hidden, width))
-        self.down = _normal(rngs, (layers, width, hidden), _residual_stddev(config))
-
-
-class DecoderLayers(nnx.Module):
-    """The parameters of all layers, each stacked along a leading axis `[L]`."""
-
-    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
-        norm_shape = (config.num_layers, config.hidden_size)
-        self.attention_norm = nnx.Param(jnp.ones(norm_shape))
-        self.attention = Attention(config, rngs=rngs)
-        self.feed_forward_norm = nnx.Param(jnp.ones(norm_shape))
-        self.feed_forward = FeedForward(config, rngs=rngs)
 
 
 class Decoder(nnx.Module):
@@ -108,11 +72,11 @@ class Decoder(nnx.Module):
           rngs: Source of the initial values.
         """
         self.config = config
-        self.embedding = _normal(rngs, (config.vocab_size, config.hidden_size))
+        self.embedding = normal(rngs, (config.vocab_size, config.hidden_size))
         self.layers = DecoderLayers(config, rngs=rngs)
         self.final_norm = nnx.Param(jnp.ones(config.hidden_size))
         if not config.tie_embeddings:
-            self.unembedding = _normal(rngs, (config.vocab_size, config.hidden_size))
+            self.unembedding = normal(rngs, (config.vocab_size, config.hidden_size))
 
     def __call__(
         self,
@@ -166,6 +130,39 @@ class Decoder(nnx.Module):
         )
         return DecoderOutput(unembed(self, x, mesh), gate_means)
 
+    def with_config(self, **changes: Any) -> Decoder:
+        """The same parameters under another configuration; nothing is copied.
+
+        Args:
+          **changes: Fields of the configuration that don't decide which parameters there are:
+            `attention` (as many paths), `attention_options`, `layer_attention`,
+            `permutation_scope`, `compute_dtype`, `remat`. New paths begin with no options and no
+            exceptions.
+
+        Returns:
+          A decoder of its own.
+
+        Raises:
+          ValueError: A field decides the parameters, or its value is invalid.
+        """
+        fixed = set(changes) - _CHANGEABLE
+        if fixed:
+            raise ValueError(
+                f'{sorted(fixed)} cannot be changed in a model that has its parameters; only '
+                f'{sorted(_CHANGEABLE)} can.'
+            )
+        if 'attention' in changes:
+            changes = {'attention_options': {}, 'layer_attention': {}} | changes
+        config = dataclasses.replace(self.config, **changes)
+        if len(config.attention) != len(self.config.attention):
+            raise ValueError(
+                f'attention = {config.attention} has {len(config.attention)} paths, but the model '
+                f'has gates for {len(self.config.attention)}; name as many.'
+            )
+        model = nnx.merge(*nnx.split(self))
+        model.config = config
+        return model
+
 
 def run_layers(
     model: Decoder,
@@ -199,7 +196,7 @@ def run_layers(
     forward = functools.partial(
         _layer,
         config=config,
-        rope=rope_tables(positions, config.head_dim, config.rope_theta),
+        rope_tables=rope.tables(positions, config.head_dim, config.rope_theta, config.rope_scaling),
         attend=attend,
         segment_ids=segment_ids,
         mesh=mesh,
@@ -237,7 +234,7 @@ def _layer(
     layer: Array,
     *,
     config: DecoderConfig,
-    rope: tuple[Array, Array],
+    rope_tables: tuple[Array, Array],
     attend: Callable[..., tuple[tuple[Array, ...], Any]],
     segment_ids: Array | None,
     mesh: Mesh | None,
@@ -255,8 +252,8 @@ def _layer(
         query = rms_norm(query, attention.query_norm[...], config.norm_eps)
         key = rms_norm(key, attention.key_norm[...], config.norm_eps)
     outputs, memory = attend(
-        constrain(apply_rope(query, *rope), mesh, 'batch', None, 'heads', None),
-        constrain(apply_rope(key, *rope), mesh, 'batch', None, 'kv_heads', None),
+        constrain(rope.rotate(query, *rope_tables), mesh, 'batch', None, 'heads', None),
+        constrain(rope.rotate(key, *rope_tables), mesh, 'batch', None, 'kv_heads', None),
         constrain(value, mesh, 'batch', None, 'kv_heads', None),
         layer,
         memory,
@@ -271,93 +268,24 @@ def _layer(
     x = x + jnp.einsum('btnh,nhd->btd', heads, attention.output[...])
     x = constrain(x, mesh, 'batch', None, None)
 
-    feed_forward = parameters.feed_forward
-    y = rms_norm(x, parameters.feed_forward_norm[...], config.norm_eps)
-    hidden = swiglu(y, feed_forward.gate[...], feed_forward.up[...])
-    x = x + constrain(hidden, mesh, 'batch', None, 'mlp') @ feed_forward.down[...]
+    x = x + _feed_forward(parameters, x, config, mesh)
     return (constrain(x, mesh, 'batch', None, None), memory), gate_means
 
 
-def attend_to_sequence(
-    query: Array,
-    key: Array,
-    value: Array,
-    *,
-    config: DecoderConfig,
-    context: AttentionContext,
-    layer: Array,
-    example_ids: Array | None,
-    mesh: Mesh | None,
-) -> tuple[Array, ...]:
-    """The heads `[B, T, N, H]` of every path, before gates and output projection."""
-    permutation_keys = path_keys(config, context.key, layer, example_ids, batch=query.shape[0])
-
-    def paths(query, key, value, layer, positions, segment_ids, permutation_keys):
-        return tuple(
-            get_attention(name).function(
-                query,
-                key,
-                value,
-                AttentionContext(positions, segment_ids, permutation_key, layer),
-                **config.attention_options.get(name, {}),
-            )
-            for name, permutation_key in zip(config.attention, permutation_keys, strict=True)
+def _feed_forward(parameters, x, config, mesh):
+    y = rms_norm(x, parameters.feed_forward_norm[...], config.norm_eps)
+    if config.num_experts:
+        experts = parameters.experts
+        return mixture(
+            y,
+            *(x[...] for x in (experts.router, experts.gate, experts.up, experts.down)),
+            num_chosen=config.num_experts_per_token,
+            normalize=config.normalize_experts,
+            mesh=mesh,
         )
-
-    operands = (
-        query,
-        key,
-        value,
-        layer,
-        context.positions,
-        context.segment_ids,
-        permutation_keys,
-    )
-    if mesh is None:
-        return paths(*operands)
-    # XLA can't partition the loops inside an attention function, so each device is handed its
-    # examples and heads. All mesh axes split every float operand, hence no cotangent needs a sum
-    # over devices and replication (check_vma) need not be tracked.
-    heads = partition_spec('batch', None, 'heads', None)
-    kv_heads = partition_spec('batch', None, 'kv_heads', None)
-    scope = {'layer': (), 'example': ('batch',), 'head': ('batch', 'kv_heads')}
-    specs = (
-        heads,
-        kv_heads,
-        kv_heads,
-        partition_spec(),
-        partition_spec('batch', None),
-        partition_spec('batch', None),
-        partition_spec(*scope[config.permutation_scope]),
-    )
-    return jax.shard_map(paths, mesh=mesh, in_specs=specs, out_specs=heads, check_vma=False)(
-        *operands
-    )
-
-
-def path_keys(
-    config: DecoderConfig,
-    key: Array | None,
-    layer: Array,
-    example_ids: Array | None,
-    *,
-    batch: int,
-) -> tuple[Array | None, ...]:
-    """A permutation key per path, whose shape is the scope: `[]`, `[B]` or `[B, K]`."""
-    if key is None:
-        return (None,) * len(config.attention)
-    fold_each = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
-
-    def in_scope(key):
-        if config.permutation_scope == 'layer':
-            return key
-        if config.permutation_scope == 'example':
-            return fold_each(key, example_ids)
-        heads = jnp.arange(config.num_kv_heads)
-        return jnp.broadcast_to(fold_each(key, heads), (batch, config.num_kv_heads))
-
-    key = jax.random.fold_in(key, layer)
-    return tuple(in_scope(jax.random.fold_in(key, path)) for path in range(len(config.attention)))
+    feed_forward = parameters.feed_forward
+    hidden = swiglu(y, feed_forward.gate[...], feed_forward.up[...])
+    return constrain(hidden, mesh, 'batch', None, 'mlp') @ feed_forward.down[...]
 
 
 def _mean_over_valid(gates: Array, segment_ids: Array | None) -> Array:
@@ -379,17 +307,6 @@ def _rematerialise(body, remat: str):
     }[remat]
     # Inside a scan nothing can be merged across the two passes anyway.
     return jax.checkpoint(body, policy=policy, prevent_cse=False)
-
-
-def _normal(rngs: nnx.Rngs, shape: tuple[int, ...], stddev: float = _INITIAL_STDDEV) -> nnx.Param:
-    # Drawn flat: the same numbers, but XLA compiles them ten times faster on the CPU.
-    flat = jax.random.normal(rngs.params(), (math.prod(shape),))
-    return nnx.Param(stddev * flat.reshape(shape))
-
-
-def _residual_stddev(config: DecoderConfig) -> float:
-    # Two sublayers per layer add to the residual stream: its variance shall not grow with depth.
-    return _INITIAL_STDDEV / math.sqrt(2 * config.num_layers)
 
 
 def check_inputs(

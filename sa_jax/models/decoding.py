@@ -18,15 +18,9 @@ from jax import Array
 
 from sa_jax.attention.decoding import decode_attention
 from sa_jax.attention.registry import AttentionContext, get_attention
+from sa_jax.models.attending import attend_to_sequence, by_pattern, path_keys
 from sa_jax.models.config import DecoderConfig
-from sa_jax.models.decoder import (
-    Decoder,
-    attend_to_sequence,
-    check_inputs,
-    path_keys,
-    run_layers,
-    unembed,
-)
+from sa_jax.models.decoder import Decoder, check_inputs, run_layers, unembed
 
 # Of a path's options, those of the softmax rather than of the pattern.
 _LOGITS_OPTIONS = ('scale', 'logits_soft_cap', 'sink_logits')
@@ -39,7 +33,8 @@ class Cache(NamedTuple):
       keys: `[B, L·N, K, H]`, of N tokens at most. Layer l has the rows from l·N on: rows of any
         layer are read without cutting it out.
       values: `[B, L·N, K, H]`.
-      prepared: For each path, what its pattern drew over N tokens, stacked along `[L]`.
+      prepared: For each pattern of the layers and each of its paths, what it drew over N tokens,
+        stacked along `[L]`.
       count: int32 `[]`, the tokens so far.
     """
 
@@ -51,7 +46,7 @@ class Cache(NamedTuple):
 
 def can_decode(config: DecoderConfig) -> bool:
     """Whether all attention paths of a decoder can be decoded with a cache."""
-    return all(get_attention(name).decoding is not None for name in config.attention)
+    return all(get_attention(name).decoding is not None for name in _names(config))
 
 
 def empty_cache(
@@ -82,8 +77,11 @@ def empty_cache(
     def prepare(layer):
         keys = path_keys(config, permutation_key, layer, example_ids, batch=batch)
         return tuple(
-            decoding.prepare(AttentionContext(key=key, layer=layer), length, **options)
-            for (decoding, options), key in zip(_paths(config), keys, strict=True)
+            tuple(
+                decoding.prepare(AttentionContext(key=key, layer=layer), length, **options)
+                for (decoding, options), key in zip(_paths(pattern), keys, strict=True)
+            )
+            for pattern in config.patterns
         )
 
     shape = (batch, config.num_layers * length, config.num_kv_heads, config.head_dim)
@@ -209,8 +207,11 @@ def _step(graph, state, cache, tokens):
 
     def neighbours(prepared, _):
         return tuple(
-            decoding.neighbours and decoding.neighbours(drawn, count, length, **options)
-            for (decoding, options), drawn in zip(_paths(config), prepared, strict=True)
+            tuple(
+                decoding.neighbours and decoding.neighbours(drawn, count, length, **options)
+                for (decoding, options), drawn in zip(_paths(pattern), of_pattern, strict=True)
+            )
+            for pattern, of_pattern in zip(config.patterns, prepared, strict=True)
         )
 
     # Of all layers at once: cutting a layer out of `prepared` would cost O(N).
@@ -218,17 +219,21 @@ def _step(graph, state, cache, tokens):
 
     def attend(query, key, value, layer, memory):
         memory = _write(memory, (key, value), layer * length + count)
-        heads = tuple(
-            decode_attention(
-                query,
-                *memory,
-                **({'token': count} if path_rows is None else {'neighbours': path_rows[layer]}),
-                offset=layer * length,
-                **{name: options[name] for name in _LOGITS_OPTIONS if name in options},
+
+        def attend_to_rows(pattern):
+            of_pattern = rows[config.patterns.index(pattern)]
+            return tuple(
+                decode_attention(
+                    query,
+                    *memory,
+                    **({'token': count} if path_rows is None else {'neighbours': path_rows[layer]}),
+                    offset=layer * length,
+                    **{name: options[name] for name in _LOGITS_OPTIONS if name in options},
+                )
+                for (_, options), path_rows in zip(_paths(pattern), of_pattern, strict=True)
             )
-            for (_, options), path_rows in zip(_paths(config), rows, strict=True)
-        )
-        return heads, memory
+
+        return by_pattern(config, layer, attend_to_rows), memory
 
     positions = jnp.broadcast_to(count, (len(tokens), 1))
     x, (keys, values), _ = run_layers(
@@ -250,16 +255,17 @@ def _length(cache, config):
     return cache.keys.shape[1] // config.num_layers
 
 
-def _paths(config):
+def _paths(pattern):
     """How each path is decoded, and its options."""
-    return [
-        (get_attention(name).decoding, config.attention_options.get(name, {}))
-        for name in config.attention
-    ]
+    return [(get_attention(name).decoding, options) for name, options in pattern.paths]
+
+
+def _names(config):
+    return {name for pattern in config.patterns for name in pattern.attention}
 
 
 def _check_paths(config):
-    for name in config.attention:
+    for name in _names(config):
         if get_attention(name).decoding is None:
             raise ValueError(
                 f'The attention path {name!r} cannot be decoded with a cache; run the whole '

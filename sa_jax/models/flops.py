@@ -21,25 +21,32 @@ def forward_flops_per_token(config: DecoderConfig, sequence_length: int) -> dict
       sequence_length: Tokens per sequence, taken as one document.
 
     Returns:
-      FLOPs per token under 'projections', 'path_gates', 'feed_forward', 'unembedding', and for
-      each path p called name 'attention/p_name'; over all layers.
+      FLOPs per token under 'projections', 'path_gates', 'feed_forward' (of the experts only those
+      that a token goes through), 'unembedding', and for each path p called name
+      'attention/p_name'; over all layers.
     """
     hidden, head_dim, layers = config.hidden_size, config.head_dim, config.num_layers
     paths = len(config.attention)
     # Query and output projections have one matrix per query head, key and value per kv head.
     projection_heads = 2 * (config.num_heads + config.num_kv_heads)
     gate_width = config.num_heads * (head_dim if config.gate == 'channel' else 1)
+    feed_forward_width = 3 * config.intermediate_size
+    if config.num_experts:
+        feed_forward_width *= config.num_experts_per_token
+        feed_forward_width += config.num_experts  # the router
     flops = {
         'projections': 2.0 * layers * hidden * projection_heads * head_dim,
         'path_gates': 2.0 * layers * hidden * paths * gate_width if paths > 1 else 0.0,
-        'feed_forward': 2.0 * layers * 3 * hidden * config.intermediate_size,
+        'feed_forward': 2.0 * layers * hidden * feed_forward_width,
         'unembedding': 2.0 * hidden * config.vocab_size,
     }
-    for path, name in enumerate(config.attention):
-        options = config.attention_options.get(name, {})
-        # Scores and their sum over the values: two products per visible key.
-        per_key = 2 * 2.0 * layers * config.num_heads * head_dim
-        flops[f'attention/{path}_{name}'] = per_key * _visible_keys(name, sequence_length, options)
+    # Scores and their sum over the values: two products per visible key.
+    per_key = 2 * 2.0 * config.num_heads * head_dim
+    for pattern in config.layer_patterns:
+        for path, (name, options) in enumerate(pattern.paths):
+            part = f'attention/{path}_{name}'
+            visible = _visible_keys(name, sequence_length, options)
+            flops[part] = flops.get(part, 0.0) + per_key * visible
     return flops
 
 

@@ -29,40 +29,6 @@ def rms_norm(x: Array, weight: Array, epsilon: float) -> Array:
     return (x32 * jax.lax.rsqrt(mean_square + epsilon)).astype(x.dtype) * weight.astype(x.dtype)
 
 
-def rope_tables(positions: Array, head_dim: int, theta: float) -> tuple[Array, Array]:
-    """The cosines and sines that rotate heads at the given positions.
-
-    Args:
-      positions: `[B, T]`, whole numbers, in tokens.
-      head_dim: Width of a head, even.
-      theta: Base of the wavelengths: pair i turns by `theta ** (-2i / head_dim)` per token.
-
-    Returns:
-      Cosines and sines, each `[B, T, head_dim / 2]` float32. In bfloat16, angles beyond a few
-      hundred radians would be off by whole turns.
-    """
-    exponents = jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim
-    angles = positions.astype(jnp.float32)[..., None] * theta**-exponents
-    return jnp.cos(angles), jnp.sin(angles)
-
-
-def apply_rope(x: Array, cosines: Array, sines: Array) -> Array:
-    """Rotates channel i of each head with channel i + H/2 (the half-split form), in float32.
-
-    Args:
-      x: `[B, T, N, H]`.
-      cosines: `[B, T, H / 2]`, of `rope_tables`.
-      sines: `[B, T, H / 2]`.
-
-    Returns:
-      `[B, T, N, H]`, x's type.
-    """
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    cosines, sines = cosines[:, :, None], sines[:, :, None]
-    rotated = (first * cosines - second * sines, second * cosines + first * sines)
-    return jnp.concatenate(rotated, axis=-1).astype(x.dtype)
-
-
 def swiglu(x: Array, gate: Array, up: Array) -> Array:
     """The gated hidden layer `silu(x @ gate) * (x @ up)`.
 

@@ -32,6 +32,10 @@ PARAMETER_AXES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         'layers/feed_forward/gate': ('layers', 'embed', 'mlp'),
         'layers/feed_forward/up': ('layers', 'embed', 'mlp'),
         'layers/feed_forward/down': ('layers', 'mlp', 'embed'),
+        'layers/experts/router': ('layers', 'embed', 'router'),
+        'layers/experts/gate': ('layers', 'experts', 'embed', 'expert_mlp'),
+        'layers/experts/up': ('layers', 'experts', 'embed', 'expert_mlp'),
+        'layers/experts/down': ('layers', 'experts', 'expert_mlp', 'embed'),
         'final_norm': ('norm',),
         'unembedding': ('vocab', 'embed'),
     }
@@ -45,10 +49,13 @@ MESH_AXES: Mapping[str, str | tuple[str, ...] | None] = MappingProxyType(
         'heads': 'tensor',
         'kv_heads': 'tensor',
         'mlp': 'tensor',
+        'experts': 'tensor',
+        'expert_mlp': None,
         'layers': None,
         'head_dim': None,
         'norm': None,
         'paths': None,
+        'router': None,
     }
 )
 

@@ -9,13 +9,12 @@ import pytest
 from flax import nnx
 
 from sa_jax.attention.registry import AttentionContext, get_attention
+from sa_jax.models import rope
 from sa_jax.models.decoder import Decoder
 from sa_jax.models.layers import (
-    apply_rope,
     join_paths,
     path_gates,
     rms_norm,
-    rope_tables,
     swiglu,
 )
 
@@ -66,7 +65,7 @@ def test_scan_equals_an_unrolled_loop(make_model, run, tokens, gate):
     model = make_model(gate=gate, qk_norm=True, tie_embeddings=False)
     config = model.config
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-    rope = rope_tables(positions, config.head_dim, config.rope_theta)
+    tables = rope.tables(positions, config.head_dim, config.rope_theta)
 
     x = model.embedding[...][tokens]
     stacked = nnx.to_pure_dict(nnx.state(model.layers))
@@ -75,8 +74,8 @@ def test_scan_equals_an_unrolled_loop(make_model, run, tokens, gate):
         a, f = p['attention'], p['feed_forward']
         y = rms_norm(x, p['attention_norm'], config.norm_eps)
         q, k, v = (jnp.tensordot(y, a[name], 1) for name in ('query', 'key', 'value'))
-        q = apply_rope(rms_norm(q, a['query_norm'], config.norm_eps), *rope)
-        k = apply_rope(rms_norm(k, a['key_norm'], config.norm_eps), *rope)
+        q = rope.rotate(rms_norm(q, a['query_norm'], config.norm_eps), *tables)
+        k = rope.rotate(rms_norm(k, a['key_norm'], config.norm_eps), *tables)
         outputs = []
         for path, name in enumerate(config.attention):
             key = jax.random.fold_in(jax.random.fold_in(KEY, layer), path)

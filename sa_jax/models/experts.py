@@ -1,0 +1,143 @@
+"""A mixture of experts: each token goes through a few of many feed-forward layers.
+
+The tokens are sorted by expert and cut into blocks of one expert each, so that the cost is that of
+the chosen experts. `jax.lax.ragged_dot` would say the same, but off TPUs XLA computes every expert
+for every token.
+
+Shapes: M tokens, D the residual stream, E experts, C of them for each token, F an expert's hidden
+width.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.sharding import Mesh
+
+from sa_jax.models.layers import swiglu
+from sa_jax.models.sharding import partition_spec
+
+_MOST_ROWS = 512  # of a block
+
+
+class Choice(NamedTuple):
+    """The experts of each token.
+
+    Attributes:
+      experts: int32 `[M, C]`.
+      weights: `[M, C]` float32.
+    """
+
+    experts: Array
+    weights: Array
+
+
+def choose(x: Array, router: Array, num_chosen: int, *, normalize: bool) -> Choice:
+    """Picks the experts with the largest probability; of equal ones, those of lower index.
+
+    Args:
+      x: `[M, D]`.
+      router: `[D, E]`.
+      num_chosen: C.
+      normalize: Whether the weights of a token are scaled to sum to one.
+
+    Returns:
+      The experts and their weights, which are softmax probabilities over all experts, float32.
+    """
+    probabilities = jax.nn.softmax((x @ router).astype(jnp.float32), axis=-1)
+    weights, experts = jax.lax.top_k(probabilities, num_chosen)
+    if normalize:
+        weights /= weights.sum(axis=-1, keepdims=True)
+    return Choice(experts, weights)
+
+
+def mix(x: Array, choice: Choice, gate: Array, up: Array, down: Array, first: int = 0) -> Array:
+    """The weighted sum of what each token's experts make of it.
+
+    Args:
+      x: `[M, D]`.
+      choice: Of `choose`, among all experts.
+      gate: `[E', D, F]`, of experts `first` … `first + E' - 1`; the others contribute nothing.
+      up: `[E', D, F]`.
+      down: `[E', F, D]`.
+      first: The expert that comes first.
+
+    Returns:
+      `[M, D]`, x's type.
+    """
+    (tokens, chosen), count = choice.experts.shape, len(gate)
+    expert = choice.experts.reshape(-1) - first
+    expert = jnp.where((expert >= 0) & (expert < count), expert, count)
+    rows = min(_MOST_ROWS, max(1, tokens * chosen // count))
+    blocks = (tokens * chosen + min(count, tokens * chosen) * (rows - 1)) // rows
+
+    # In each expert's first block its first row, and so on: a place for each token and choice.
+    order = jnp.argsort(expert, stable=True)
+    sizes = jnp.bincount(expert, length=count + 1)[:count]
+    ends = jnp.cumsum(-(-sizes // rows))  # in blocks
+    starts, firsts = ends - (-(-sizes // rows)), jnp.cumsum(sizes) - sizes
+    sorted_expert = jnp.minimum(expert[order], count - 1)
+    rank = jnp.arange(tokens * chosen) - firsts[sorted_expert]
+    place = jnp.where(expert[order] < count, starts[sorted_expert] * rows + rank, blocks * rows)
+    token = jnp.full(blocks * rows, tokens).at[place].set(order // chosen, mode='drop')
+    block_expert = jnp.minimum(jnp.searchsorted(ends, jnp.arange(blocks), side='right'), count - 1)
+
+    def run(_, block):
+        index, expert = block
+        y = jnp.take(x, index, axis=0, mode='fill', fill_value=0)
+        y = swiglu(y, gate[expert], up[expert]) @ down[expert]
+        return None, y
+
+    _, y = jax.lax.scan(run, None, (token.reshape(blocks, rows), block_expert))
+    place = jnp.zeros_like(place).at[order].set(place).reshape(tokens, chosen)
+    y = jnp.take(y.reshape(blocks * rows, -1), place, axis=0, mode='fill', fill_value=0)
+    weighted = jnp.einsum('mcd,mc->md', y.astype(jnp.float32), choice.weights)
+    return weighted.astype(x.dtype)
+
+
+def mixture(
+    x: Array,
+    router: Array,
+    gate: Array,
+    up: Array,
+    down: Array,
+    *,
+    num_chosen: int,
+    normalize: bool,
+    mesh: Mesh | None = None,
+) -> Array:
+    """A feed-forward layer of experts.
+
+    Args:
+      x: `[B, T, D]`.
+      router: `[D, E]`.
+      gate: `[E, D, F]`.
+      up: `[E, D, F]`.
+      down: `[E, F, D]`.
+      num_chosen: C.
+      normalize: Whether the weights of a token are scaled to sum to one.
+      mesh: Of `make_mesh`; each device runs its share of the experts for its share of the batch.
+
+    Returns:
+      `[B, T, D]`, x's type.
+    """
+
+    def run(x, router, gate, up, down):
+        flat = x.reshape(-1, x.shape[-1])
+        choice = choose(flat, router, num_chosen, normalize=normalize)
+        first = 0 if mesh is None else jax.lax.axis_index('tensor') * len(gate)
+        y = mix(flat, choice, gate, up, down, first).reshape(x.shape)
+        return y if mesh is None else jax.lax.psum(y, 'tensor')
+
+    if mesh is None:
+        return run(x, router, gate, up, down)
+    tokens = partition_spec('batch', None, None)
+    experts = partition_spec('experts', None, None)
+    shard = functools.partial(jax.shard_map, mesh=mesh, out_specs=tokens)
+    return shard(run, in_specs=(tokens, partition_spec(), experts, experts, experts))(
+        x, router, gate, up, down
+    )
