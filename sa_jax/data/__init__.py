@@ -8,7 +8,8 @@ from sa_jax.data.pipeline import (
     merge_states,
     training_iterator,
 )
-from sa_jax.data.tokenizers import Tokenizer, check_vocabulary, load_tokenizer
+from sa_jax.data.tokenizers import check_vocabulary, load_tokenizer
+from sa_jax.tokenization.tokenizers import Tokenizer
 
 __all__ = [
     'Batch',

@@ -20,7 +20,7 @@ import grain
 import numpy as np
 
 from sa_jax.data import corpora
-from sa_jax.data.tokenizers import Tokenizer
+from sa_jax.tokenization.tokenizers import Tokenizer
 
 PACKINGS = ('concat', 'first_fit')
 

@@ -5,11 +5,12 @@ text, and raise `ValueError` with the file's name, and the line's number, where 
 """
 
 import hashlib
-import importlib
 import json
 import pathlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from sa_jax.extras import optional_import
 
 SPLITS = ('train', 'validation', 'test')
 
@@ -98,8 +99,8 @@ def read_jsonl(path: pathlib.Path) -> Iterator[tuple[int, str]]:
 
 def read_parquet(path: pathlib.Path) -> Iterator[tuple[int, str]]:
     """Yields row number and column `text` of a parquet file."""
-    pyarrow = optional_import('pyarrow', 'parquet files')
-    parquet = optional_import('pyarrow.parquet', 'parquet files')
+    pyarrow = optional_import('pyarrow', 'parquet files', 'corpora')
+    parquet = optional_import('pyarrow.parquet', 'parquet files', 'corpora')
     try:
         with parquet.ParquetFile(path) as file:
             schema = file.schema_arrow
@@ -129,7 +130,7 @@ def _chunks(path: pathlib.Path) -> Iterator[bytes]:
         if path.suffix != '.zst':
             yield from raw
             return
-        zstandard = optional_import('zstandard', '.zst files')
+        zstandard = optional_import('zstandard', '.zst files', 'corpora')
         frame = zstandard.ZstdDecompressor().decompressobj()
         try:
             for data in raw:
@@ -152,14 +153,3 @@ def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
         yield from lines
     if rest:
         yield rest
-
-
-def optional_import(module: str, purpose: str):
-    """Imports a module of the extra `corpora`, or says how to install it."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        package = module.partition('.')[0]
-        raise ImportError(
-            f"Reading {purpose} needs the package {package}: pip install 'sa_jax[corpora]'."
-        ) from error

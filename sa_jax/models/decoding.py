@@ -35,7 +35,7 @@ class Cache(NamedTuple):
       values: `[B, L·N, K, H]`.
       prepared: For each pattern of the layers and each of its paths, what it drew over N tokens,
         stacked along `[L]`.
-      count: int32 `[]`, the tokens so far.
+      count: int32, the tokens so far: `[]`, or `[B]` where the prompts differ in length.
     """
 
     keys: Array
@@ -96,56 +96,67 @@ def start(
     prompt: Array,
     *,
     length: int,
+    lengths: Array | None = None,
+    prefill: Decoder | None = None,
     permutation_key: Array | None = None,
     example_ids: Array | None = None,
 ) -> tuple[Array, Cache]:
     """Runs the prompts and keeps their keys and values.
 
     Args:
-      model: The decoder.
-      prompt: `[B, S]` prompts of one length S >= 1.
-      length: N, the tokens that the cache can hold, prompt included: the length of the sequences
-        that the decoder was trained on, since the permutations are those of N tokens.
+      model: The decoder, as it decodes.
+      prompt: `[B, S]`, S >= 1.
+      length: N, the tokens that the cache can hold, prompt included. For a path that permutes, the
+        length of the sequences that the decoder was trained on: the permutations are those of N
+        tokens.
+      lengths: int32 `[B]`, the tokens of each prompt, at least 1; what follows them in a row is
+        ignored. By default S.
+      prefill: The decoder as it reads the prompts (`Decoder.with_config`), each a sequence of its
+        own. By default they are the beginning of the sequence that is decoded.
       permutation_key: A typed key, as for the decoder; needed by paths that permute.
       example_ids: `[B]`; needed (only) if `permutation_scope` is 'example'.
 
     Returns:
-      The logits `[B, V]` of the token behind the prompts, float32, and the cache.
+      The logits `[B, V]` of the token behind each prompt, float32, and the cache.
 
     Raises:
       ValueError: The prompt is empty or longer than the cache, a path can't be decoded, or the
         inputs don't fit the decoder.
     """
-    check_inputs(model.config, prompt, None, None, permutation_key, example_ids, None)
+    reader = model if prefill is None else prefill
+    for config in (reader.config, model.config):
+        check_inputs(config, prompt, None, None, permutation_key, example_ids, None)
     if not 1 <= prompt.shape[1] <= length:
         raise ValueError(
             f'The prompt has {prompt.shape[1]} tokens and the cache length = {length}; expected at '
             'least one token, and no more than the cache can hold.'
         )
-    buffer = jnp.zeros((prompt.shape[0], length), jnp.int32).at[:, : prompt.shape[1]].set(prompt)
-    return _prefill(*nnx.split(model), buffer, prompt.shape[1], permutation_key, example_ids)
+    if lengths is not None and lengths.shape != prompt.shape[:1]:
+        raise ValueError(
+            f'lengths has shape {lengths.shape}; expected one per prompt, {prompt.shape[:1]}.'
+        )
+    graph, state = nnx.split(reader)
+    config = None if prefill is None else model.config
+    return _start(graph, state, config, length, prompt, lengths, permutation_key, example_ids)
 
 
-def prefill(
+def read_prompts(
     model: Decoder,
-    buffer: Array,
-    count: Array | int,
-    permutation_key: Array | None,
-    example_ids: Array | None,
+    prompt: Array,
+    cache: Cache,
+    *,
+    segment_ids: Array | None = None,
+    permutation_key: Array | None = None,
+    example_ids: Array | None = None,
 ) -> tuple[Array, Cache]:
-    """`start` for prompts in a buffer `[B, N]`, of which `count` tokens are set.
+    """Runs `prompt` `[B, S]` and puts its keys and values at the beginning of the cache.
 
-    The whole buffer goes through the decoder: causality keeps the rest of it from being seen.
+    Returns:
+      The residual stream `[B, S, D]` behind the layers, and the cache, its count as before.
     """
-    config, (batch, length) = model.config, buffer.shape
-    cache = empty_cache(
-        config,
-        batch,
-        length=length,
-        permutation_key=permutation_key,
-        example_ids=example_ids,
-    )
-    context = AttentionContext(key=permutation_key)
+    config = model.config
+    length = _length(cache, config)
+    context = AttentionContext(segment_ids=segment_ids, key=permutation_key)
 
     def attend(query, key, value, layer, memory):
         heads = attend_to_sequence(
@@ -160,10 +171,8 @@ def prefill(
         )
         return heads, _write(memory, (key, value), layer * length)
 
-    x, (keys, values), _ = run_layers(model, buffer, attend, (cache.keys, cache.values))
-    last = jax.lax.dynamic_slice_in_dim(x, count - 1, 1, axis=1)
-    count = jnp.asarray(count, jnp.int32)
-    return unembed(model, last)[:, 0], Cache(keys, values, cache.prepared, count)
+    x, (keys, values), _ = run_layers(model, prompt, attend, (cache.keys, cache.values))
+    return x, cache._replace(keys=keys, values=values)
 
 
 def step(model: Decoder, cache: Cache, tokens: Array) -> tuple[Array, Cache]:
@@ -186,17 +195,45 @@ def step(model: Decoder, cache: Cache, tokens: Array) -> tuple[Array, Cache]:
     batch, length = len(cache.keys), _length(cache, model.config)
     if tokens.shape != (batch,):
         raise ValueError(f'tokens has shape {tokens.shape}; expected one per example, ({batch},).')
-    if not isinstance(cache.count, jax.core.Tracer) and cache.count >= length:
+    if not isinstance(cache.count, jax.core.Tracer) and cache.count.max() >= length:
         raise ValueError(
-            f'The cache is full: it holds {cache.count} tokens of at most length = {length}; start '
-            'with a greater length, or anew with the last tokens as the prompt.'
+            f'The cache is full: it holds {cache.count.max()} tokens of at most length = {length}; '
+            'start with a greater length, or anew with the last tokens as the prompt.'
         )
     return _step(*nnx.split(model), cache, tokens)
 
 
-@functools.partial(jax.jit, static_argnames='graph')
-def _prefill(graph, state, *inputs):
-    return prefill(nnx.merge(graph, state), *inputs)
+@functools.partial(jax.jit, static_argnums=(0, 2, 3))
+def _start(graph, state, config, length, prompt, lengths, permutation_key, example_ids):
+    """Of a reader; `config` is the decoder's if that is another."""
+    reader = nnx.merge(graph, state)
+    batch, width = prompt.shape
+    cache = empty_cache(
+        config or reader.config,
+        batch,
+        length=length,
+        permutation_key=permutation_key,
+        example_ids=example_ids,
+    )
+    count = jnp.asarray(width if lengths is None else lengths, jnp.int32)
+    segment_ids = None
+    if config is not None:
+        segment_ids = (jnp.arange(width) < count.reshape(-1, 1)).astype(jnp.int32)
+        segment_ids = jnp.broadcast_to(segment_ids, prompt.shape)
+    elif jax.tree.leaves(cache.prepared):
+        # The permutations are those of the whole sequence, whose rest causality hides.
+        prompt = jnp.zeros((batch, length), prompt.dtype).at[:, :width].set(prompt)
+    x, cache = read_prompts(
+        reader,
+        prompt,
+        cache,
+        segment_ids=segment_ids,
+        permutation_key=permutation_key,
+        example_ids=example_ids,
+    )
+    last = jnp.broadcast_to(count - 1, batch)[:, None, None]
+    last = jnp.take_along_axis(x, last, axis=1)
+    return unembed(reader, last)[:, 0], cache._replace(count=count)
 
 
 @functools.partial(jax.jit, static_argnames='graph', donate_argnames='cache')
@@ -235,16 +272,25 @@ def _step(graph, state, cache, tokens):
 
         return by_pattern(config, layer, attend_to_rows), memory
 
-    positions = jnp.broadcast_to(count, (len(tokens), 1))
+    positions = jnp.broadcast_to(count.reshape(-1, 1), (len(tokens), 1))
     x, (keys, values), _ = run_layers(
         model, tokens[:, None], attend, (cache.keys, cache.values), positions=positions
     )
-    logits = jnp.where(count < length, unembed(model, x)[:, 0], jnp.nan)
+    logits = jnp.where(count.reshape(-1, 1) < length, unembed(model, x)[:, 0], jnp.nan)
     return logits, Cache(keys, values, cache.prepared, count + 1)
 
 
 def _write(memory, keys_and_values, row):
-    """Puts keys and values `[B, T, K, H]` into the cache's rows from `row` on."""
+    """Puts keys and values `[B, T, K, H]` into the cache's rows from `row` on, a scalar or `[B]`.
+
+    For `[B]`, T is 1.
+    """
+    if jnp.ndim(row):
+        examples = jnp.arange(len(row))
+        return tuple(
+            x.at[examples, row].set(new[:, 0])
+            for x, new in zip(memory, keys_and_values, strict=True)
+        )
     return tuple(
         jax.lax.dynamic_update_slice_in_dim(x, new, row, axis=1)
         for x, new in zip(memory, keys_and_values, strict=True)

@@ -90,9 +90,18 @@ def _continue(graph, state, buffer, start, stop, key, permutation_key, temperatu
     example_ids = jnp.arange(buffer.shape[0])
     cache = None
     if decoding.can_decode(model.config):
-        _, cache = decoding.prefill(model, buffer, start, permutation_key, example_ids)
+        cache = decoding.empty_cache(
+            model.config,
+            buffer.shape[0],
+            length=buffer.shape[1],
+            permutation_key=permutation_key,
+            example_ids=example_ids,
+        )
+        _, cache = decoding.read_prompts(
+            model, buffer, cache, permutation_key=permutation_key, example_ids=example_ids
+        )
         # The last prompt token is decoded once more, so that all draws begin alike.
-        cache = cache._replace(count=cache.count - 1)
+        cache = cache._replace(count=start - 1)
 
     def draw(position, buffer_and_cache):
         buffer, cache = buffer_and_cache

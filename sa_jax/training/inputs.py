@@ -10,7 +10,8 @@ from ml_collections import ConfigDict
 
 from sa_jax.data.corpora import Corpus, load_corpus
 from sa_jax.data.pipeline import TrainingIterator, evaluation_batches, training_iterator
-from sa_jax.data.tokenizers import Tokenizer, check_vocabulary, load_tokenizer
+from sa_jax.data.tokenizers import check_vocabulary, load_tokenizer
+from sa_jax.tokenization.tokenizers import Tokenizer
 
 _HELD_OUT_SPLIT = 'validation'
 

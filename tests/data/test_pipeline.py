@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from sa_jax.data import pipeline, tokenizers
+from sa_jax.data import pipeline
+from sa_jax.tokenization.tokenizers import ByteTokenizer
 
 BOS = 256
-TOKENIZER = tokenizers.ByteTokenizer()
+TOKENIZER = ByteTokenizer()
 
 
 @pytest.fixture(scope='module')

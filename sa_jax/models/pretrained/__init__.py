@@ -1,0 +1,5 @@
+"""Published checkpoints: their configurations, tensors and files."""
+
+from sa_jax.models.pretrained.load import Pretrained, load_pretrained
+
+__all__ = ['Pretrained', 'load_pretrained']

@@ -1,0 +1,74 @@
+"""Tensors in safetensors files, read slice by slice."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from sa_jax.extras import optional_import
+
+_INDEX = 'model.safetensors.index.json'
+
+
+class SafetensorsFiles:
+    """The tensors of a directory, by name.
+
+    Attributes:
+      shapes: Of each tensor.
+    """
+
+    def __init__(self, directory: Path):
+        """Opens the files and reads their headers.
+
+        Args:
+          directory: Holds `*.safetensors`, with or without an index.
+
+        Raises:
+          ValueError: A file is missing, damaged or outside of the directory, a tensor is in two
+            files, or isn't where the index says.
+        """
+        safetensors = optional_import('safetensors', 'safetensors files', 'pretrained')
+        self._files = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        for path in _paths(directory):
+            try:
+                file = safetensors.safe_open(path, framework='np')
+                names = list(file.keys())
+            except Exception as error:  # Of the library's own kind.
+                raise ValueError(
+                    f'{path} is no safetensors file, or is truncated: {error}. Download it again.'
+                ) from error
+            for name in names:
+                if name in self._files:
+                    raise ValueError(f'{directory} has the tensor {name!r} in two files.')
+                self._files[name] = file
+                self.shapes[name] = tuple(file.get_slice(name).get_shape())
+
+    def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
+        """The slice of a tensor, in the file's type; nothing else is read."""
+        return self._files[name].get_slice(name)[index]
+
+
+def _paths(directory: Path) -> list[Path]:
+    index = directory / _INDEX
+    if not index.exists():
+        found = sorted(directory.glob('*.safetensors'))
+        if not found:
+            raise ValueError(
+                f'{directory} holds no *.safetensors. Weights in other formats (pickled *.bin, '
+                '*.pth) are never read; download the safetensors, or a GGUF file.'
+            )
+        return found
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding='utf-8'))['weight_map'].values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f'{index} is no index of safetensors files: {error!r}.') from error
+    outside = [name for name in names if Path(name).name != name]
+    if outside:
+        raise ValueError(f'{index} names files outside of its directory: {outside}.')
+    missing = [name for name in names if not (directory / name).exists()]
+    if missing:
+        raise ValueError(f'{directory} lacks {", ".join(missing)}, which {_INDEX} names.')
+    return [directory / name for name in names]

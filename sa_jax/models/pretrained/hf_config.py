@@ -1,0 +1,231 @@
+"""A Hugging Face `config.json` as the configuration of a decoder.
+
+Every field is either understood, or known not to change what the model computes, or an error: a
+field that is passed over in silence gives a model that is almost right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from sa_jax.models.config import DecoderConfig
+
+# The architectures, and the width of a head where the file doesn't give it (None: D / N).
+_DEFAULT_HEAD_DIM = {
+    'LlamaForCausalLM': None,
+    'MistralForCausalLM': None,
+    'Qwen3ForCausalLM': 128,
+    'Qwen3MoeForCausalLM': 128,
+}
+_UNDERSTOOD = {
+    'architectures',
+    'head_dim',
+    'hidden_size',
+    'intermediate_size',
+    'layer_types',
+    'max_position_embeddings',
+    'max_window_layers',
+    'moe_intermediate_size',
+    'norm_topk_prob',
+    'num_attention_heads',
+    'num_experts',
+    'num_experts_per_tok',
+    'num_hidden_layers',
+    'num_key_value_heads',
+    'num_local_experts',
+    'rms_norm_eps',
+    'rope_parameters',
+    'rope_scaling',
+    'rope_theta',
+    'sliding_window',
+    'tie_word_embeddings',
+    'use_sliding_window',
+    'vocab_size',
+}
+# Supported with these values only.
+_REQUIRED = {
+    'attention_bias': (False, None),
+    'decoder_sparse_step': (1,),
+    'hidden_act': ('silu',),
+    'mlp_bias': (False, None),
+    'mlp_only_layers': ([], None),
+    'partial_rotary_factor': (1, 1.0, None),
+    'quantization_config': (None,),
+    'rope_interleaved': (False, None),
+}
+# Of training, of generation, or of other programs.
+_HARMLESS = {
+    '_model_name_or_path',
+    '_name_or_path',
+    'attention_dropout',
+    'bos_token_id',
+    'chunk_size_feed_forward',
+    'dtype',
+    'eos_token_id',
+    'id2label',
+    'initializer_range',
+    'is_decoder',
+    'is_encoder_decoder',
+    'is_llama_config',
+    'label2id',
+    'model_type',
+    'output_attentions',
+    'output_hidden_states',
+    'output_router_logits',
+    'pad_token_id',
+    'pretraining_tp',
+    'problem_type',
+    'return_dict',
+    'router_aux_loss_coef',
+    'torch_dtype',
+    'transformers.js_config',
+    'transformers_version',
+    'unk_token_id',
+    'use_cache',
+}
+
+
+def decoder_config(
+    fields: Mapping[str, Any], *, compute_dtype: str, ignore: Collection[str] = ()
+) -> DecoderConfig:
+    """Reads the configuration of a checkpoint.
+
+    Args:
+      fields: What `config.json` holds.
+      compute_dtype: Of the decoder.
+      ignore: Fields that the caller knows not to matter.
+
+    Returns:
+      The configuration. Its attention is 'full', or 'sliding_window' where the checkpoint has one.
+
+    Raises:
+      ValueError: The architecture, a field or its value isn't supported, or a field is missing.
+    """
+    architecture = _architecture(fields)
+    _check_fields(fields, ignore)
+    hidden, heads = _number(fields, 'hidden_size'), _number(fields, 'num_attention_heads')
+    head_dim = fields.get('head_dim') or _DEFAULT_HEAD_DIM[architecture] or hidden // heads
+    is_sparse = architecture == 'Qwen3MoeForCausalLM'
+    rope_theta, rope_scaling = _rope(fields)
+    return DecoderConfig(
+        vocab_size=_number(fields, 'vocab_size'),
+        hidden_size=hidden,
+        num_layers=_number(fields, 'num_hidden_layers'),
+        num_heads=heads,
+        num_kv_heads=fields.get('num_key_value_heads') or heads,
+        head_dim=head_dim,
+        intermediate_size=_number(
+            fields, 'moe_intermediate_size' if is_sparse else 'intermediate_size'
+        ),
+        rope_theta=rope_theta,
+        rope_scaling=rope_scaling,
+        norm_eps=float(_required(fields, 'rms_norm_eps')),
+        tie_embeddings=bool(fields.get('tie_word_embeddings', False)),
+        qk_norm=architecture.startswith('Qwen3'),
+        compute_dtype=compute_dtype,
+        **(_experts(fields) if is_sparse else {}),
+        **_attention(fields, architecture),
+    )
+
+
+def _architecture(fields):
+    named = fields.get('architectures')
+    if not isinstance(named, list) or len(named) != 1 or named[0] not in _DEFAULT_HEAD_DIM:
+        raise ValueError(
+            f'config.json has architectures = {named!r}; supported is one of '
+            f'{", ".join(_DEFAULT_HEAD_DIM)}.'
+        )
+    return named[0]
+
+
+def _check_fields(fields, ignore):
+    unknown = sorted(set(fields) - _UNDERSTOOD - set(_REQUIRED) - _HARMLESS - set(ignore))
+    if unknown:
+        raise ValueError(
+            f'config.json has the fields {", ".join(unknown)}, which are not supported. If they '
+            f"don't change what the model computes, pass ignore={tuple(unknown)!r}."
+        )
+    for name, values in _REQUIRED.items():
+        if name in fields and name not in ignore and fields[name] not in values:
+            raise ValueError(
+                f'config.json has {name} = {fields[name]!r}; supported is {values[0]!r} only.'
+            )
+
+
+def _rope(fields):
+    """Base of the wavelengths and their scaling, as files of transformers 4 and 5 give them."""
+    scaling = dict(fields.get('rope_parameters') or fields.get('rope_scaling') or {})
+    theta = scaling.pop('rope_theta', fields.get('rope_theta'))
+    if 'type' in scaling:  # the older name
+        scaling.setdefault('rope_type', scaling.pop('type'))
+    if theta is None:
+        raise ValueError('config.json lacks rope_theta.')
+    if scaling.pop('partial_rotary_factor', 1) not in (1, None):
+        raise ValueError('config.json has a partial_rotary_factor, which is not supported.')
+    if scaling.get('rope_type', 'default') == 'default':
+        scaling = {}
+    elif scaling['rope_type'] == 'yarn':
+        scaling.setdefault('original_max_position_embeddings', fields['max_position_embeddings'])
+    return float(theta), scaling
+
+
+def _experts(fields):
+    name = 'num_experts' if 'num_experts' in fields else 'num_local_experts'
+    return {
+        'num_experts': _number(fields, name),
+        'num_experts_per_token': _number(fields, 'num_experts_per_tok'),
+        'normalize_experts': bool(fields.get('norm_topk_prob', False)),
+    }
+
+
+def _attention(fields, architecture):
+    """Full attention, but for the layers that have a sliding window."""
+    window = fields.get('sliding_window')
+    if architecture.startswith('Qwen3') and not fields.get('use_sliding_window', False):
+        window = None
+    layers = _number(fields, 'num_hidden_layers')
+    slides = _sliding_layers(fields, architecture, layers, window)
+    if not any(slides):
+        return {'attention': ('full',)}
+    if window is None:
+        raise ValueError('config.json has sliding layer_types but no sliding_window in use.')
+    paths = {
+        'attention': ('sliding_window',),
+        'attention_options': {'sliding_window': {'window': int(window)}},
+    }
+    full = {str(layer): {'attention': ('full',)} for layer in range(layers) if not slides[layer]}
+    return paths | {'layer_attention': full}
+
+
+def _sliding_layers(fields, architecture, layers, window):
+    types = fields.get('layer_types')
+    if types is not None:
+        known = {'full_attention': False, 'sliding_attention': True}
+        if len(types) != layers or not set(types) <= set(known):
+            raise ValueError(
+                f'config.json has layer_types = {types!r}; expected one of {", ".join(known)} for '
+                f'each of the {layers} layers.'
+            )
+        return [known[kind] for kind in types]
+    if window is None:
+        return [False] * layers
+    first = 0
+    if architecture == 'Qwen3ForCausalLM':
+        first = _required(fields, 'max_window_layers')
+    return [layer >= first for layer in range(layers)]
+
+
+def _required(fields, name):
+    if fields.get(name) is None:
+        raise ValueError(f'config.json lacks {name}.')
+    return fields[name]
+
+
+def _number(fields, name):
+    value = _required(fields, name)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(
+            f'config.json has {name} = {value!r}; expected a whole number of at least 1.'
+        )
+    return value

@@ -1,0 +1,239 @@
+"""Checkpoints of published models as decoders, their weights read straight into shards."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from tqdm import tqdm
+
+from sa_jax.extras import optional_import
+from sa_jax.models.decoder import Decoder
+from sa_jax.models.pretrained.files import SafetensorsFiles
+from sa_jax.models.pretrained.gguf import GgufFile
+from sa_jax.models.pretrained.hf_config import decoder_config
+from sa_jax.models.pretrained.tensors import Source, sources
+from sa_jax.models.sharding import parameter_shardings
+from sa_jax.tokenization.published import load_published
+from sa_jax.tokenization.tokenizers import Tokenizer
+
+DTYPES = ('bfloat16', 'float32')
+# Read from the hub; weights in formats that can hold code are not.
+_HUB_FILES = (
+    'config.json',
+    'merges.txt',
+    'model*.safetensors',
+    'model.safetensors.index.json',
+    'tokenizer*',
+    'vocab.json',
+)
+_TOKENIZERS = ('tokenizer.json', 'vocab.json', 'tokenizer.model')
+_PIECE = 32 << 20  # bytes that are converted at a time
+_LISTED = 10  # tensors in a message
+
+
+class Pretrained(NamedTuple):
+    """A published model.
+
+    Attributes:
+      model: The decoder.
+      tokenizer: Its tokenizer; None if the directory has none.
+      context_length: The tokens it was made for.
+    """
+
+    model: Decoder
+    tokenizer: Tokenizer | None
+    context_length: int
+
+
+class _Tensors(Protocol):
+    shapes: dict[str, tuple[int, ...]]
+
+    def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray: ...
+
+
+def load_pretrained(
+    source: str | os.PathLike,
+    *,
+    dtype: str = 'bfloat16',
+    mesh: Mesh | None = None,
+    ignore: Collection[str] = (),
+) -> Pretrained:
+    """Loads a Llama, Mistral, Qwen3 or Qwen3-MoE checkpoint.
+
+    Each device reads its own slice of each tensor, one layer at a time: the host needs memory for
+    about one tensor, beside what its devices hold.
+
+    Args:
+      source: A directory with config.json, *.safetensors (with or without an index) and a
+        tokenizer; a GGUF file; or the name of a repository on the Hugging Face hub.
+      dtype: Of the parameters and of the computation, 'bfloat16' or 'float32'.
+      mesh: Of `make_mesh`; None for a single device.
+      ignore: Fields of config.json, unknown to this package, that are known not to matter.
+
+    Returns:
+      The model, whose attention is the checkpoint's own (`Decoder.with_config` gives it another),
+      its tokenizer and context length.
+
+    Raises:
+      ValueError: The checkpoint isn't supported, is damaged, or can't be found; tensors are
+        missing, surplus or misshapen, all of them listed; or the mesh can't split it.
+    """
+    if dtype not in DTYPES:
+        raise ValueError(f'dtype = {dtype!r}; expected one of {", ".join(map(repr, DTYPES))}.')
+    path = Path(source).expanduser()
+    if path.suffix == '.gguf':
+        if not path.is_file():
+            raise ValueError(f'{path} does not exist.')
+        tensors = GgufFile(path)
+        fields, tokenizer = tensors.config, tensors.tokenizer()
+    else:
+        path = path if path.is_dir() else _download(source)
+        fields, tensors = _read_json(path / 'config.json'), SafetensorsFiles(path)
+        has_tokenizer = any((path / name).exists() for name in _TOKENIZERS)
+        tokenizer = load_published(path) if has_tokenizer else None
+    config = decoder_config(fields, compute_dtype=dtype, ignore=ignore)
+    table = sources(config)
+    _check_tensors(path, tensors.shapes, table, config)
+    graph, abstract = nnx.split(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))))
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype), abstract)
+    shardings = _shardings(abstract, mesh)
+    with tqdm(total=len(table), desc='Loading', unit='parameter', leave=False) as progress:
+
+        def load(key_path, x, sharding):
+            name = jax.tree_util.keystr(key_path, simple=True, separator='/')
+            progress.update()
+            return _load(table[name.removesuffix('/value')], tensors, x, sharding)
+
+        state = jax.tree_util.tree_map_with_path(load, abstract, shardings)
+    context_length = fields.get('max_position_embeddings')
+    if context_length is None:
+        raise ValueError(f'{path / "config.json"} lacks max_position_embeddings.')
+    return Pretrained(nnx.merge(graph, state), tokenizer, context_length)
+
+
+def _load(source: Source, tensors: _Tensors, x: jax.ShapeDtypeStruct, sharding: Sharding) -> Array:
+    """A parameter in its shards."""
+    read = functools.partial(_read_in_pieces, tensors, x.dtype)
+    if '{layer}' not in source.name:
+        return jax.make_array_from_callback(
+            x.shape, sharding, lambda index: source.read(read, index, x.shape)
+        )
+    of_layer = _without_layers(sharding)
+    fill = jax.jit(_fill, donate_argnums=0, out_shardings=sharding)
+    stacked = jax.jit(lambda: jnp.zeros(x.shape, x.dtype), out_shardings=sharding)()
+    for layer in range(x.shape[0]):
+        values = jax.make_array_from_callback(
+            x.shape[1:],
+            of_layer,
+            lambda index, layer=layer: source.read(read, index, x.shape[1:], layer),
+        )
+        # Waiting keeps a fast disk from filling the memory with layers.
+        stacked = jax.block_until_ready(fill(stacked, values, layer))
+    return stacked
+
+
+def _fill(stacked, values, layer):
+    return jax.lax.dynamic_update_index_in_dim(stacked, values, layer, 0)
+
+
+def _read_in_pieces(tensors, dtype, name, index):
+    """A slice of a tensor in another type; only a piece of it is in memory in both."""
+    shape = tensors.shapes[name]
+    starts, size = [], []
+    for i, n in zip(index, shape, strict=True):
+        start, stop, _ = i.indices(n)
+        starts.append(start)
+        size.append(stop - start)
+    result = np.empty(size, dtype)
+    rows = max(1, _PIECE // max(1, 4 * int(np.prod(size[1:]))))
+    for row in range(0, size[0], rows):
+        piece = slice(starts[0] + row, starts[0] + min(row + rows, size[0]))
+        result[row : row + rows] = tensors.read(name, (piece, *index[1:]))
+    return result
+
+
+def _shardings(abstract, mesh):
+    if mesh is not None:
+        return parameter_shardings(abstract, mesh)
+    device = SingleDeviceSharding(jax.local_devices()[0])
+    return jax.tree.map(lambda _: device, abstract)
+
+
+def _without_layers(sharding):
+    if not isinstance(sharding, NamedSharding):
+        return sharding
+    return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
+
+
+def _check_tensors(path, shapes, table, config):
+    expected = {name: x.shape for x in table.values() for name in x.names(config)}
+    # Left in some files by older programs; the model doesn't use them.
+    surplus = {x for x in shapes if x not in expected and not x.endswith('.rotary_emb.inv_freq')}
+    if config.tie_embeddings:
+        surplus.discard('lm_head.weight')
+    problems = {
+        'lacks': sorted(set(expected) - set(shapes)),
+        'has, but should not have,': sorted(surplus),
+        'has in another shape': [
+            f'{name} {shapes[name]} (expected {shape})'
+            for name, shape in expected.items()
+            if shapes.get(name, shape) != shape
+        ],
+    }
+    lines = [_listed(what, names) for what, names in problems.items() if names]
+    if lines:
+        raise ValueError(f'{path} does not fit its configuration: it ' + '; it '.join(lines) + '.')
+
+
+def _listed(what, names):
+    more = f' and {len(names) - _LISTED} more' if len(names) > _LISTED else ''
+    return f'{what} {", ".join(names[:_LISTED])}{more}'
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        fields = json.loads(path.read_text(encoding='utf-8'))
+    except FileNotFoundError as error:
+        raise ValueError(
+            f'{path.parent} lacks config.json; expected a checkpoint in the format of Hugging Face.'
+        ) from error
+    except ValueError as error:
+        raise ValueError(f'{path} is no JSON: {error}.') from error
+    if not isinstance(fields, dict):
+        raise ValueError(f'{path} holds {type(fields).__name__}; expected an object of fields.')
+    return fields
+
+
+def _download(source) -> Path:
+    """The directory of a repository of the hub, from its cache where that has it."""
+    name = str(source)
+    if not _is_repository(name):
+        raise ValueError(
+            f'{name} is neither a directory, nor a GGUF file, nor the name of a repository such as '
+            "'Qwen/Qwen3-8B'."
+        )
+    hub = optional_import('huggingface_hub', 'repositories of the hub', 'pretrained')
+    download: Callable = hub.snapshot_download
+    try:
+        return Path(download(name, allow_patterns=list(_HUB_FILES)))
+    except Exception as error:  # Of the network, of the hub, or of its cache.
+        raise ValueError(
+            f'The hub gave no {name}: {error}. Where the hub cannot be reached, run `hf download '
+            f'{name} --local-dir DIR` where it can, copy DIR here and load that directory.'
+        ) from error
+
+
+def _is_repository(name: str) -> bool:
+    parts = name.split('/')
+    return len(parts) == 2 and all(x and x.strip('.') and '\\' not in x for x in parts)

@@ -1,0 +1,1 @@
+"""Text to token ids and back: plain bytes, and published tokenizers by path."""

@@ -1,0 +1,138 @@
+"""Published tokenizers, by the path of their file."""
+
+import hashlib
+import json
+import pathlib
+
+import tokenizers
+
+from sa_jax.extras import optional_import
+from sa_jax.tokenization.tokenizers import (
+    HuggingFaceTokenizer,
+    SentencePieceTokenizer,
+    Tokenizer,
+    make_byte_level,
+)
+
+# What the usual published vocabularies call the end of a document.
+_END_TOKENS = ('<|endoftext|>', '<|end_of_text|>', '</s>', '<eos>', '[SEP]')
+
+
+def load_published(path: str | pathlib.Path, separator: str | None = None) -> Tokenizer:
+    """Returns the tokenizer in a file.
+
+    Args:
+      path: a tokenizer.json, GPT-2's vocab.json beside its merges.txt, a SentencePiece .model, or
+        a folder with one of these.
+      separator: the token that ends documents, where it cannot be told.
+
+    Raises:
+      ValueError: if the file is missing, damaged or of unknown format, or no token ends documents.
+      ImportError: if it is a SentencePiece model, and the package is not installed.
+    """
+    path = pathlib.Path(path).expanduser()
+    if not path.exists():
+        raise ValueError(f'{path} does not exist; expected a tokenizer or a folder with one.')
+    if path.is_dir():
+        names = ('tokenizer.json', 'vocab.json', 'tokenizer.model')
+        found = [path / name for name in names if (path / name).exists()]
+        found = found or sorted(path.glob('*.model'))
+        if not found:
+            raise ValueError(f'{path} holds none of {", ".join(names)}.')
+        path = found[0]
+    if path.name in ('vocab.json', 'merges.txt'):
+        return _load_gpt2(path.parent, separator)
+    if path.suffix == '.json':
+        return _load_json(path, separator)
+    if path.suffix == '.model':
+        return _load_sentencepiece(path, separator)
+    raise ValueError(
+        f'{path}: unknown tokenizer format; expected a tokenizer.json, a vocab.json beside a '
+        'merges.txt, or a SentencePiece .model.'
+    )
+
+
+def _load_json(path, separator):
+    data = path.read_bytes()
+    try:
+        tokenizer = tokenizers.Tokenizer.from_buffer(data)
+    except Exception as error:  # The library raises plain Exceptions.
+        raise ValueError(
+            f'{path} is no tokenizer of the library tokenizers, or is damaged: {error}. '
+            'If it is a vocabulary of GPT-2, name it vocab.json, beside its merges.txt.'
+        ) from error
+    bos_id, eos_id = _special_ids(path, tokenizer.token_to_id, separator)
+    return HuggingFaceTokenizer(
+        tokenizer, bos_id=bos_id, eos_id=eos_id, digest=hashlib.sha256(data).hexdigest()
+    )
+
+
+def _load_gpt2(folder, separator):
+    vocabulary, merges = folder / 'vocab.json', folder / 'merges.txt'
+    for path in (vocabulary, merges):
+        if not path.exists():
+            raise ValueError(f'{folder} lacks {path.name}; vocab.json and merges.txt go together.')
+    try:
+        tokenizer = tokenizers.Tokenizer(
+            tokenizers.models.BPE.from_file(str(vocabulary), str(merges))
+        )
+    except Exception as error:  # The library raises plain Exceptions.
+        raise ValueError(
+            f'{vocabulary} and {merges.name} are no BPE vocabulary, or are damaged: {error}.'
+        ) from error
+    make_byte_level(tokenizer)
+    bos_id, eos_id = _special_ids(vocabulary, tokenizer.token_to_id, separator)
+    tokenizer.add_special_tokens([tokenizer.id_to_token(i) for i in {bos_id, eos_id}])
+    digest = hashlib.sha256(vocabulary.read_bytes() + merges.read_bytes()).hexdigest()
+    return HuggingFaceTokenizer(tokenizer, bos_id=bos_id, eos_id=eos_id, digest=digest)
+
+
+def _load_sentencepiece(path, separator):
+    sentencepiece = optional_import('sentencepiece', 'SentencePiece models', 'corpora')
+    data = path.read_bytes()
+    try:
+        processor = sentencepiece.SentencePieceProcessor(model_proto=data)
+    except RuntimeError as error:
+        raise ValueError(f'{path} is no SentencePiece model, or is damaged: {error}.') from error
+
+    def token_to_id(token):
+        index = processor.piece_to_id(token)
+        return None if processor.is_unknown(index) else index
+
+    bos_id, eos_id = processor.bos_id(), processor.eos_id()
+    if separator or eos_id < 0:
+        bos_id, eos_id = _special_ids(path, token_to_id, separator)
+    elif bos_id < 0:
+        bos_id = eos_id
+    digest = hashlib.sha256(data).hexdigest()
+    return SentencePieceTokenizer(processor, bos_id=bos_id, eos_id=eos_id, digest=digest)
+
+
+def _special_ids(path, token_to_id, separator) -> tuple[int, int]:
+    """Returns the ids of the tokens before and after a document.
+
+    In this order: the configured separator, what a tokenizer_config.json beside the file says, the
+    usual names. Where nothing begins a document, what ends the one before it does.
+    """
+    beside = path.parent / 'tokenizer_config.json'
+    if separator:
+        names = [None, separator]
+    elif beside.exists():
+        settings = json.loads(beside.read_text(encoding='utf-8'))
+        names = [_content(settings.get(key)) for key in ('bos_token', 'eos_token')]
+    else:
+        end = next((token for token in _END_TOKENS if token_to_id(token) is not None), None)
+        names = ['<s>' if end == '</s>' else None, end]
+    bos_id, eos_id = (None if name is None else token_to_id(name) for name in names)
+    if eos_id is None:
+        raise ValueError(
+            f'{path} has no token {separator!r}.'
+            if separator
+            else f'Cannot tell which token of {path} ends a document; give it as the separator '
+            '(in a configuration, set data.tokenizer.separator).'
+        )
+    return (eos_id if bos_id is None else bos_id), eos_id
+
+
+def _content(token):
+    return token['content'] if isinstance(token, dict) else token
