@@ -122,6 +122,7 @@ def decode_attention(
     *,
     token: jax.Array | int | None = None,
     offset: jax.Array | int = 0,
+    length: int | None = None,
     scale: float | None = None,
     logits_soft_cap: float | None = None,
     sink_logits: jax.Array | None = None,
@@ -136,6 +137,7 @@ def decode_attention(
         rows are read.
       token: t instead, a scalar or `[B]`, for attention to tokens 0 … t, in O(t).
       offset: the row of token 0, a scalar: one array may hold the caches of several layers.
+      length: the most tokens there are, all rows by default; no more are read at a time.
       scale: factor of the logits; 1/√H by default.
       logits_soft_cap: c in c·tanh(logits / c).
       sink_logits: `[N]`, a logit per head in the denominator only.
@@ -163,7 +165,7 @@ def decode_attention(
         index = jnp.where(visible, neighbours + offset, 0)
         state = attend(_take(key_cache, index), _take(value_cache, index), visible, state)
     else:
-        token, block = _column(token), min(_BLOCK, rows)
+        token, block = _column(token), min(_BLOCK, length or rows)
 
         def attend_to_block(number, state):
             start = jnp.minimum(offset + number * block, rows - block)

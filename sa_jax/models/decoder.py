@@ -265,7 +265,10 @@ def _layer(
     else:
         (heads,) = outputs
         gate_means = jnp.zeros(0)
-    x = x + jnp.einsum('btnh,nhd->btd', heads, attention.output[...])
+    # One axis for heads and their channels: XLA would sum over them in an order of its own, and
+    # transpose the weights for it.
+    output = attention.output[...]
+    x = x + heads.reshape(*heads.shape[:2], -1) @ output.reshape(-1, output.shape[-1])
     x = constrain(x, mesh, 'batch', None, None)
 
     x = x + _feed_forward(parameters, x, config, mesh)

@@ -265,6 +265,7 @@ def _step(graph, state, cache, tokens):
                     *memory,
                     **({'token': count} if path_rows is None else {'neighbours': path_rows[layer]}),
                     offset=layer * length,
+                    length=length,
                     **{name: options[name] for name in _LOGITS_OPTIONS if name in options},
                 )
                 for (_, options), path_rows in zip(_paths(pattern), of_pattern, strict=True)

@@ -5,6 +5,11 @@ from ml_collections import ConfigDict
 
 from sa_jax.models.config import DecoderConfig
 
+_BOTH = {
+    'attention': ('full', 'sliding_window'),
+    'attention_options': {'sliding_window': {'window': 3}},
+}
+
 
 def test_equal_configs_hash_alike(make_config):
     assert make_config() == make_config()
@@ -39,6 +44,23 @@ def test_names_the_nearest_field_and_missing_ones():
         DecoderConfig.from_config_dict({'hidden_size': 4})
 
 
+def test_layers_may_have_patterns_of_their_own(make_config):
+    config = make_config(('stochastic', 'sliding_window'), num_layers=4)
+    assert config.patterns == (config.layer_patterns[0],)
+    config = make_config(
+        ('stochastic', 'sliding_window'),
+        num_layers=4,
+        layer_attention={'1:': _BOTH, '-1': {'attention': ('full', 'full')}},
+    )
+    first, second, third, fourth = config.layer_patterns
+    assert first.attention == ('stochastic', 'sliding_window')
+    assert second == third
+    assert second.options['sliding_window']['window'] == 3
+    assert fourth.paths == [('full', {}), ('full', {})]
+    assert config.patterns == (first, second, fourth)
+    assert hash(config) is not None
+
+
 @pytest.mark.parametrize(
     ('changes', 'message'),
     [
@@ -57,6 +79,19 @@ def test_names_the_nearest_field_and_missing_ones():
         ({'attention_options': {'stochastic': {'window': 3}}}, 'window'),
         ({'attention_options': {'stochastic': {'wndow': 3}}}, 'wndow'),
         ({'attention_options': {'stochastic': 3}}, 'mapping of its options'),
+        ({'num_experts_per_token': 2}, 'num_experts_per_token.*got 2 of 0'),
+        ({'num_experts': 4}, 'num_experts_per_token.*got 0 of 4'),
+        ({'rope_scaling': {'rope_type': 'ntk'}}, "rope_type 'ntk'.*'yarn'"),
+        ({'rope_scaling': {'rope_type': 'factors', 'factors': [1.0]}}, '1 factors; expected 4'),
+        ({'layer_attention': {'2': _BOTH}}, "layers '2'.*slice of 2 layers"),
+        ({'layer_attention': {'5:': _BOTH}}, "layers '5:'"),
+        ({'layer_attention': {'last': _BOTH}}, "layers 'last'"),
+        ({'layer_attention': {'0': {'attention': ('full',)}}}, 'as many paths as elsewhere, 2'),
+        ({'layer_attention': {'0': _BOTH | {'gate': 'head'}}}, 'gate'),
+        (
+            {'layer_attention': {'0': {'attention': ('full', 'stochastic')}}},
+            'window',
+        ),
     ],
 )
 def test_bad_values_are_named(make_config, changes, message):

@@ -10,7 +10,7 @@ from flax import nnx
 
 from sa_jax.attention.registry import AttentionContext, get_attention
 from sa_jax.models import rope
-from sa_jax.models.decoder import Decoder
+from sa_jax.models.decoder import Decoder, run_layers, unembed
 from sa_jax.models.layers import (
     join_paths,
     path_gates,
@@ -231,3 +231,57 @@ def test_bad_inputs_are_named(make_model, tokens, inputs, message):
         model(tokens, **inputs)
     with pytest.raises(ValueError, match='whole numbers'):
         model(tokens.astype(jnp.float32))
+
+
+def _mixed(make_model, **changes):
+    """Three layers: stochastic, a window, full."""
+    exceptions = {
+        '1': {'attention': ('sliding_window',), 'attention_options': {'sliding_window': OWN}},
+        '2:': {'attention': ('full',), 'attention_options': {'full': REFERENCE}},
+    }
+    return make_model(('stochastic',), num_layers=3, layer_attention=exceptions, **changes)
+
+
+REFERENCE = {'implementation': 'reference'}
+OWN = {'window': 4} | REFERENCE
+
+
+def test_layers_with_patterns_of_their_own_equal_an_unrolled_loop(make_model, run, tokens):
+    model = _mixed(make_model)
+
+    def attend(query, key, value, layer, memory):
+        pattern = model.config.layer_patterns[layer]
+        ((name, options),) = pattern.paths
+        permutation_key = jax.random.fold_in(jax.random.fold_in(KEY, layer), 0)
+        context = AttentionContext(key=permutation_key, layer=layer)
+        return (get_attention(name).function(query, key, value, context, **options),), memory
+
+    with jax.disable_jit():
+        x, _, _ = run_layers(model, tokens, attend)
+        expected = unembed(model, x)
+    found = run(model, tokens, permutation_key=KEY).logits
+    np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
+
+
+def test_another_configuration_shares_the_parameters(make_model, run, tokens):
+    model = make_model(('full',))
+    sparse = model.with_config(
+        attention=('sliding_window',), attention_options={'sliding_window': OWN}
+    )
+    assert sparse.embedding[...] is model.embedding[...]
+    assert model.config.attention == ('full',)
+    expected = make_model(('sliding_window',))
+    np.testing.assert_array_equal(run(sparse, tokens).logits, run(expected, tokens).logits)
+
+
+@pytest.mark.parametrize(
+    ('changes', 'message'),
+    [
+        ({'hidden_size': 3}, r"\['hidden_size'\] cannot be changed.*attention"),
+        ({'attention': ('full', 'full')}, 'has 2 paths, but the model has gates for 1'),
+        ({'attention': ('stochastic',)}, 'window'),
+    ],
+)
+def test_a_configuration_for_other_parameters_is_refused(make_model, changes, message):
+    with pytest.raises(ValueError, match=message):
+        make_model(('full',)).with_config(**changes)

@@ -19,6 +19,20 @@ BOTH = ('stochastic', 'sliding_window')
         (BOTH, {'gate': 'channel', 'permutation_scope': 'example'}),
         (('stochastic',), {}),
         (('full', 'sliding_window'), {'remat': 'full'}),
+        (
+            ('stochastic',),
+            {
+                'num_layers': 3,
+                'layer_attention': {
+                    '1': {'attention': ('full',)},
+                    '2': {
+                        'attention': ('sliding_window',),
+                        'attention_options': {'sliding_window': {'window': 2}},
+                    },
+                },
+            },
+        ),
+        (('full',), {'num_experts': 5, 'num_experts_per_token': 2}),
     ],
 )
 def test_logits_are_those_of_the_whole_sequence(make_model, run, tokens, attention, changes):

@@ -88,9 +88,20 @@ def test_a_mesh_draws_the_permutations_one_device_does(make_model, run, inputs, 
     jax.tree.map(_assert_close, many, one)
 
 
-def test_a_mesh_computes_what_one_device_does(make_model, inputs):
+@pytest.mark.parametrize(
+    'changes',
+    [
+        {},
+        {
+            'num_experts': 4,
+            'num_experts_per_token': 2,
+            'layer_attention': {'0': {'attention': ('full', 'full')}},
+        },
+    ],
+)
+def test_a_mesh_computes_what_one_device_does(make_model, inputs, changes):
     mesh = make_mesh(2, 2, 2)
-    graph, state = nnx.split(make_model(implementation=None))
+    graph, state = nnx.split(make_model(implementation=None, **changes))
 
     def loss(state, inputs, mesh):
         output = nnx.merge(graph, state)(permutation_key=KEY, mesh=mesh, **inputs)

@@ -9,6 +9,8 @@ import numpy as np
 
 from sa_jax.extras import optional_import
 
+_DTYPES = ('BF16', 'F16', 'F32', 'F64')
+_LISTED = 10  # tensors in a message
 _INDEX = 'model.safetensors.index.json'
 
 
@@ -45,6 +47,16 @@ class SafetensorsFiles:
                     raise ValueError(f'{directory} has the tensor {name!r} in two files.')
                 self._files[name] = file
                 self.shapes[name] = tuple(file.get_slice(name).get_shape())
+        self._check_types(directory)
+
+    def _check_types(self, directory):
+        types = {name: file.get_slice(name).get_dtype() for name, file in self._files.items()}
+        wrong = [f'{name} {dtype}' for name, dtype in types.items() if dtype not in _DTYPES]
+        if wrong:
+            raise ValueError(
+                f'{directory} has tensors of types that are not supported: '
+                f'{", ".join(wrong[:_LISTED])}; expected {", ".join(_DTYPES)}.'
+            )
 
     def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
         """The slice of a tensor, in the file's type; nothing else is read."""
