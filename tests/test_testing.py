@@ -13,6 +13,7 @@ KINDS = {
     'sliding_window': {'window': 9},
     'stochastic': {'window': 9},
     'stochastic_partition': {'chunk_size': 9},
+    'local_stochastic': {'window': 9, 'local_window': 4},
     'moba': {'block_size': 4, 'top_k': 3},
 }
 

@@ -3,12 +3,14 @@
 from sa_jax.attention import kinds as _kinds  # noqa: F401  (registers the built-in functions)
 from sa_jax.attention.decoding import (
     decode_attention,
+    local_stochastic_neighbours,
     sliding_window_neighbours,
     stochastic_neighbours,
     stochastic_partition_neighbours,
 )
 from sa_jax.attention.functions import (
     full_attention,
+    local_stochastic_attention,
     moba_attention,
     sliding_window_attention,
     stochastic_attention,
@@ -34,6 +36,8 @@ __all__ = [
     'full_attention',
     'get_attention',
     'inverse_permutation',
+    'local_stochastic_attention',
+    'local_stochastic_neighbours',
     'moba_attention',
     'permute',
     'register_attention',

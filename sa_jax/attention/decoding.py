@@ -85,6 +85,42 @@ def stochastic_neighbours(
     return _in_slots(permutation, slots, token, num_sinks)
 
 
+def local_stochastic_neighbours(
+    permutation: jax.Array,
+    slot: jax.Array,
+    token: jax.Array | int,
+    length: int,
+    *,
+    window: int,
+    local_window: int,
+    num_sinks: int = 0,
+) -> jax.Array:
+    """The tokens that local stochastic attention shows token t: those of either window, up to t.
+
+    Args:
+      permutation: `[N]`, `[B, N]` or `[B, K, N]`, the token in each slot.
+      slot: the slot of each token, `inverse_permutation(permutation)`.
+      token: t, a scalar or `[B]`.
+      length: rows of the cache.
+      window: slots a token sees.
+      local_window: tokens of the sliding window, t included.
+      num_sinks: first tokens that are visible beside both.
+
+    Returns:
+      int32 `[B or 1, K or 1, most]`, -1 for none.
+
+    Raises:
+      ValueError: a count is out of range.
+    """
+    near = sliding_window_neighbours(token, length, window=local_window, num_sinks=num_sinks)
+    far = stochastic_neighbours(permutation, slot, token, window=window)
+    is_near = (far > _column(token) - local_window) | (far < num_sinks)
+    far = jnp.where(is_near, -1, far)
+    shape = tuple(max(x) for x in zip(near.shape[:2], far.shape[:2], strict=True))
+    parts = [jnp.broadcast_to(x, (*shape, x.shape[-1])) for x in (near, far)]
+    return jnp.concatenate(parts, axis=-1)
+
+
 def stochastic_partition_neighbours(
     permutation: jax.Array,
     slot: jax.Array,

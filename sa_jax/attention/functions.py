@@ -196,6 +196,79 @@ def stochastic_attention(
     )
 
 
+def local_stochastic_attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    *,
+    window: int,
+    local_window: int,
+    permutation: jax.Array | None = None,
+    permutation_key: jax.Array | None = None,
+    is_causal: bool = True,
+    segment_ids: jax.Array | None = None,
+    positions: jax.Array | None = None,
+    scale: float | None = None,
+    logits_soft_cap: float | None = None,
+    sink_logits: jax.Array | None = None,
+    num_sinks: int = 0,
+    implementation: str | None = None,
+) -> jax.Array:
+    """Attention to the union of a sliding and a stochastic window, in one softmax.
+
+    Where two gated paths would need training, this gives a trained model both its neighbourhood
+    and random distant keys.
+
+    Args:
+      query: `[B, T, N, H]`.
+      key: `[B, T, K, H]`.
+      value: `[B, T, K, H]`.
+      window: slots of the stochastic window, as for `stochastic_attention`.
+      local_window: keys of the sliding window, the query's own included.
+      permutation: as for `stochastic_attention`, like all that follow.
+      permutation_key: a typed key to draw it from instead.
+      is_causal: the union is only defined causally.
+      segment_ids: `[B, T]`.
+      positions: `[B, T]`.
+      scale: factor of the logits.
+      logits_soft_cap: the cap of the logits.
+      sink_logits: `[N]`.
+      num_sinks: first tokens of a segment that are visible beside both.
+      implementation: see the module.
+
+    Returns:
+      `[B, T, N, H]` in query's dtype, in the tokens' own order.
+
+    Raises:
+      ValueError, TypeError: as `stochastic_attention`; also `is_causal=False`.
+    """
+    if not is_causal:
+        raise ValueError('is_causal=False; local stochastic attention is only defined causally')
+    inputs.check_heads(query, key, value)
+    inputs.check_same_length(query, key, 'local stochastic attention')
+    inputs.check_count('window', window, 1)
+    inputs.check_count('local_window', local_window, 1)
+    _check_options(query, sink_logits, num_sinks)
+    _check_tokens(query, positions, segment_ids)
+    _check_draw(permutation, permutation_key, query, key)
+    return paths.local_stochastic_window(
+        query,
+        key,
+        value,
+        permutation,
+        permutation_key,
+        positions,
+        segment_ids,
+        sink_logits,
+        window=min(int(window), inputs.FARTHEST),
+        local_window=min(int(local_window), inputs.FARTHEST),
+        scale=_scale(scale, query),
+        logits_soft_cap=inputs.soft_cap(logits_soft_cap),
+        num_sinks=num_sinks,
+        implementation=implementation,
+    )
+
+
 def stochastic_partition_attention(
     query: jax.Array,
     key: jax.Array,

@@ -58,6 +58,21 @@ def _stochastic_mask(query, key, context, *, window, circular=False, num_sinks=0
     return masks.with_heads(mask, query.shape[2])
 
 
+def _local_stochastic(query, key, value, context, **options):
+    return functions.local_stochastic_attention(
+        query, key, value, permutation_key=_key(context), **_tokens(context), **options
+    )
+
+
+def _local_stochastic_mask(query, key, context, *, window, local_window, num_sinks=0, **_):
+    positions, segment_ids = context.tokens(query)
+    permutation = permutations.draw_permutation(_key(context), segment_ids=segment_ids)
+    mask = masks.local_stochastic(
+        permutation, positions, segment_ids, window, local_window, num_sinks
+    )
+    return masks.with_heads(mask, query.shape[2])
+
+
 def _stochastic_partition(query, key, value, context, **options):
     return functions.stochastic_partition_attention(
         query, key, value, permutation_key=_key(context), **_tokens(context), **options
@@ -115,6 +130,11 @@ def _stochastic_neighbours(drawn, token, n, *, window, circular=False, num_sinks
     )
 
 
+def _local_stochastic_neighbours(drawn, token, n, *, window, local_window, num_sinks=0, **_):
+    options = {'window': window, 'local_window': local_window, 'num_sinks': num_sinks}
+    return decoding.local_stochastic_neighbours(*drawn, token, n, **options)
+
+
 def _stochastic_partition_neighbours(drawn, token, n, *, chunk_size, num_sinks=0, **_):
     del n
     return decoding.stochastic_partition_neighbours(
@@ -142,6 +162,13 @@ register_attention(
     mask=_stochastic_mask,
     visible_keys=window.visible_keys_of('stochastic'),
     decoding=Decoding(_draw_slots, _stochastic_neighbours),
+)
+register_attention(
+    'local_stochastic',
+    _local_stochastic,
+    mask=_local_stochastic_mask,
+    visible_keys=window.visible_keys_of('local_stochastic'),
+    decoding=Decoding(_draw_slots, _local_stochastic_neighbours),
 )
 register_attention(
     'stochastic_partition',

@@ -126,6 +126,24 @@ def stochastic(
     return _within_segments(mask, positions, segment_ids, is_causal, num_sinks)
 
 
+def local_stochastic(
+    permutation: jax.Array,
+    positions: jax.Array,
+    segment_ids: jax.Array,
+    window: int,
+    local_window: int,
+    num_sinks: int,
+) -> jax.Array:
+    """Visibility of causal attention to the union of a sliding and a stochastic window.
+
+    `[B or 1, T, T]`, or `[B, K, T, T]`.
+    """
+    slot = permutations.inverse_permutation(permutation)
+    near = sliding_window(positions, positions, local_window, True)
+    mask = in_slots(slot, segment_ids, window, False) | (near[:, None] if slot.ndim == 3 else near)
+    return _within_segments(mask, positions, segment_ids, True, num_sinks)
+
+
 def stochastic_partition(
     permutation: jax.Array,
     positions: jax.Array,

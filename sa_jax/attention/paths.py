@@ -5,7 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from sa_jax.attention import blockwise, inputs, masks, plans, reference
+from sa_jax.attention import blockwise, inputs, local_stochastic, masks, plans, reference
 from sa_jax.attention import moba as block_choice
 from sa_jax.attention import permutation as permutations
 from sa_jax.attention.dispatch import KERNELS, compiled
@@ -118,6 +118,46 @@ def stochastic(
     )
     return _permuted(
         query, key, value, drawn, segment_ids, sink_logits, plan, scale, logits_soft_cap
+    )
+
+
+@compiled(obstacle=lambda call: 'the union of two windows has no GPU kernel')
+def local_stochastic_window(
+    query,
+    key,
+    value,
+    permutation,
+    permutation_key,
+    positions,
+    segment_ids,
+    sink_logits,
+    *,
+    window,
+    local_window,
+    scale,
+    logits_soft_cap,
+    num_sinks,
+    implementation,
+):
+    """Local stochastic attention; see `local_stochastic_attention`."""
+    tokens = _int32((positions, segment_ids))
+    drawn = _draw(permutation, permutation_key, tokens[1], query.shape[1])
+    if implementation == 'reference':
+        tokens = inputs.tokens(*tokens, query.shape[1])
+        mask = masks.local_stochastic(drawn, *tokens, window, local_window, num_sinks)
+        return _dense(query, key, value, mask, sink_logits, scale, logits_soft_cap)
+    return local_stochastic.attention(
+        query,
+        key,
+        value,
+        drawn,
+        tokens,
+        sink_logits,
+        window=window,
+        local_window=local_window,
+        num_sinks=num_sinks,
+        scale=scale,
+        logits_soft_cap=logits_soft_cap,
     )
 
 

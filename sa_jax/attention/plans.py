@@ -119,6 +119,28 @@ def slots(
     return _fixed_span(queries, keys, back, ahead)
 
 
+def distant_slots(
+    permutation: jax.Array, tokens: Tokens, window: int, local_window: int, num_sinks: int
+) -> tuple[Plan, Sizes]:
+    """Of a causal window over permuted tokens those before a sliding window of the query's."""
+    _, segment_ids = tokens
+    length = permutation.shape[-1]
+    near = band(tokens, length, local_window, True, num_sinks)[0].queries.lanes
+    own = _own_segment(segment_ids, length, True, num_sinks)
+    stop = jnp.minimum(own.first + own.count, near.first[:, :length])
+    distant = Interval(own.first, jnp.maximum(stop - own.first, 0))
+    back, ahead = masks.window_sides(window)
+    slot = permutations.inverse_permutation(permutation)
+    index = jnp.arange(length, dtype=jnp.int32)[None]
+    first, stop = jnp.maximum(index - back, 0), jnp.minimum(index + ahead + 1, length)
+    seen = Interval(first, stop - first)
+    distant, is_valid = _in_lanes((distant, _is_valid(segment_ids)), permutation)
+    queries = Queries(seen, distant, is_valid, permutation, None)
+    keys = Keys(permutation, slot[..., None], is_valid)
+    # Some queries see none of these: no single chunk would do.
+    return _own_ranges(queries, keys, choose_sizes(length, length, back + ahead + 1))
+
+
 def circle(
     permutation: jax.Array,
     segment_ids: jax.Array | None,

@@ -17,6 +17,7 @@ def effective_window(
     is_causal: bool = True,
     nominal: bool = False,
     window: int | None = None,
+    local_window: int | None = None,
     circular: bool = False,
     chunk_size: int | None = None,
     block_size: int | None = None,
@@ -26,14 +27,16 @@ def effective_window(
     """Mean number of keys a query of a sequence of n tokens sees, expected over permutations.
 
     Args:
-      kind: 'full', 'sliding_window', 'stochastic', 'stochastic_partition' or 'moba'.
+      kind: 'full', 'sliding_window', 'stochastic', 'local_stochastic', 'stochastic_partition' or
+        'moba'.
       n: tokens in the sequence.
       is_causal: whether later keys stay unseen.
       nominal: the number used to match methods instead, which leaves the sequence's ends, the half
         masked own block and sinks out: n for full attention, w for a sliding window, (w + 1)/2 for
-        causal stochastic attention (w if not causal) and for chunks of w, block_size · top_k for
-        MoBA.
-      window: for 'sliding_window' and 'stochastic'.
+        causal stochastic attention (w if not causal) and for chunks of w, local_window + (w - 1)/2
+        for the union of both, block_size · top_k for MoBA.
+      window: for 'sliding_window', 'stochastic' and 'local_stochastic'.
+      local_window: for 'local_stochastic'.
       circular: for 'stochastic'.
       chunk_size: for 'stochastic_partition'.
       block_size: for 'moba'.
@@ -63,6 +66,16 @@ def effective_window(
             pairs = _randomly_connected(n, in_window, is_causal, num_sinks)
             matched = (window + 1) / 2 if is_causal else window
         return float(matched) if nominal else pairs / n
+    if kind == 'local_stochastic':
+        inputs.check_count('window', window, 1)
+        inputs.check_count('local_window', local_window, 1)
+        if not is_causal:
+            raise ValueError('is_causal=False; local stochastic attention is causal')
+        if nominal:
+            return float(local_window + (window - 1) / 2)
+        near = _sliding_window(n, local_window, True, num_sinks)
+        likely = _likelihood(n, _sliding_window(n, window, False, 0))
+        return (near + likely * (n * (n + 1) // 2 - near)) / n
     if kind == 'stochastic_partition':
         inputs.check_count('chunk_size', chunk_size, 1)
         if nominal:
@@ -79,8 +92,8 @@ def effective_window(
             return float(block_size * top_k)
         return _moba(n, block_size, top_k) / n
     raise ValueError(
-        f'unknown kind {kind!r}; expected full, sliding_window, stochastic, stochastic_partition '
-        'or moba'
+        f'unknown kind {kind!r}; expected full, sliding_window, stochastic, local_stochastic, '
+        'stochastic_partition or moba'
     )
 
 
@@ -98,12 +111,17 @@ def _sliding_window(n, window, is_causal, num_sinks):
     return int(pairs)
 
 
+def _likelihood(n, connected):
+    """That two tokens are connected, if `connected` pairs, own ones included, fall anywhere."""
+    return (connected - n) / (n * (n - 1)) if n > 1 else 0.0
+
+
 def _randomly_connected(n, connected, is_causal, num_sinks):
     """Expected pairs if `connected` ones, each token with itself among them, fall anywhere.
 
     Every pair of different tokens is as likely among them as any other.
     """
-    likely = (connected - n) / (n * (n - 1)) if n > 1 else 0.0
+    likely = _likelihood(n, connected)
     sinks = min(num_sinks, n)
     if is_causal:
         to_sinks = sum(n - 1 - j for j in range(sinks))

@@ -32,6 +32,8 @@ PATTERNS = [
     ('stochastic', {'window': 22, 'circular': True, 'num_sinks': 1}, 'layer'),
     ('stochastic', {'window': 99, 'circular': True}, 'layer'),
     ('stochastic', {'window': 99}, 'layer'),
+    ('local_stochastic', {'window': 7, 'local_window': 3, 'num_sinks': 2}, 'head'),
+    ('local_stochastic', {'window': 6, 'local_window': 99}, 'layer'),
     ('stochastic_partition', {'chunk_size': 1}, 'layer'),
     ('stochastic_partition', {'chunk_size': 5, 'num_sinks': 2}, 'head'),
     ('stochastic_partition', {'chunk_size': 99}, 'example'),
@@ -61,7 +63,8 @@ def test_neighbours_are_the_rows_of_the_mask(name, options, scope):
     prepared = kind.decoding.prepare(context, LENGTH, **options)
     neighbours = functools.partial(kind.decoding.neighbours, prepared, **options)
     every = jax.vmap(lambda token: neighbours(token, LENGTH))(jnp.arange(LENGTH))
-    assert every.shape[-1] <= sum(options.get(x, 0) for x in ('window', 'chunk_size', 'num_sinks'))
+    counts = ('window', 'local_window', 'chunk_size', 'num_sinks')
+    assert every.shape[-1] <= sum(options.get(x, 0) for x in counts)
     np.testing.assert_array_equal(
         jnp.broadcast_to(jnp.moveaxis(seen(every), 0, 2), mask.shape), mask
     )

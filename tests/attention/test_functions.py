@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import sa_jax
 from sa_jax import (
     full_attention,
+    local_stochastic_attention,
     moba_attention,
     sliding_window_attention,
     stochastic_attention,
@@ -131,6 +132,22 @@ def test_stochastic(call, is_causal, window, circular, scope):
 
 @given(
     calls(),
+    st.integers(1, 150),
+    st.integers(1, 60),
+    st.sampled_from(['layer', 'example', 'head']),
+)
+@settings(max_examples=10)
+def test_local_stochastic(call, window, local_window, scope):
+    inputs, sinks, options = call
+    batch, _, kv_heads, _ = inputs[1].shape
+    shape = {'layer': (), 'example': (batch,), 'head': (batch, kv_heads)}[scope]
+    key = jax.random.split(jax.random.key(window), shape) if shape else jax.random.key(window)
+    options |= {'window': window, 'local_window': local_window, 'permutation_key': key}
+    compare(functools.partial(local_stochastic_attention, **options), inputs, sinks)
+
+
+@given(
+    calls(),
     st.booleans(),
     st.integers(1, 150),
     st.sampled_from(['layer', 'example', 'head']),
@@ -209,6 +226,9 @@ FUNCTIONS = {
     'stochastic_partition': functools.partial(
         stochastic_partition_attention, chunk_size=33, permutation_key=KEY
     ),
+    'local_stochastic': functools.partial(
+        local_stochastic_attention, window=33, local_window=9, permutation_key=KEY
+    ),
     'moba': functools.partial(moba_attention, block_size=16, top_k=3),
 }
 
@@ -238,6 +258,16 @@ def test_a_wide_stochastic_window_is_full_attention(length):
     inputs = random_inputs(0, 2, length, 2, 2, 8)
     wide = stochastic_attention(*inputs, window=2 * length - 1, permutation_key=KEY)
     assert relative_error(wide, full_attention(*inputs)) <= 1e-6
+
+
+def test_a_union_with_a_window_of_one_is_the_other_window():
+    inputs = random_inputs(0, 2, 130, 2, 2, 8)
+    options = {'permutation_key': KEY, 'num_sinks': 3}
+    found = local_stochastic_attention(*inputs, window=1, local_window=12, **options)
+    near = sliding_window_attention(*inputs, window=12, num_sinks=3)
+    assert relative_error(found, near) <= 1e-6
+    found = local_stochastic_attention(*inputs, window=24, local_window=1, **options)
+    assert relative_error(found, stochastic_attention(*inputs, window=24, **options)) <= 1e-6
 
 
 @pytest.mark.parametrize('length', [1, 2, 65, 130])

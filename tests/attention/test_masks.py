@@ -99,6 +99,24 @@ def test_stochastic(window, is_causal, circular, num_sinks):
     np.testing.assert_array_equal(mask[0], pairs(visible))
 
 
+@pytest.mark.parametrize('num_sinks', [0, 2])
+@pytest.mark.parametrize(('window', 'local_window'), [(1, 1), (4, 2), (3, 30), (30, 1)])
+def test_local_stochastic(window, local_window, num_sinks):
+    p = POSITIONS[0]
+    order = np.array([8, 5, 7, 6, 3, 0, 4, 1, 2, 9, 10])
+    slot = np.argsort(order)
+
+    def visible(i, j):
+        if p[j] > p[i]:
+            return False
+        is_near = p[i] - p[j] < local_window
+        is_linked = -((window - 1) // 2) <= slot[i] - slot[j] <= window // 2
+        return rank(j) < num_sinks or is_near or is_linked
+
+    mask = masks.local_stochastic(order[None], POSITIONS, SEGMENTS, window, local_window, num_sinks)
+    np.testing.assert_array_equal(mask[0], pairs(visible))
+
+
 @pytest.mark.parametrize('window', [1, 2, 3, 4, 5, 8, 50])
 def test_circular_windows_hold_each_key_once(window):
     order = np.random.default_rng(0).permutation(9)[None]

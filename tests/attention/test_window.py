@@ -42,6 +42,18 @@ def test_partitions_are_the_masks_means(chunk_size, is_causal, num_sinks):
     assert nominal == effective_window('stochastic_partition', 6, chunk_size=3) == 2
 
 
+@pytest.mark.parametrize('num_sinks', [0, 2, 9])
+@pytest.mark.parametrize(('window', 'local_window'), [(1, 1), (4, 2), (5, 3), (20, 1), (3, 20)])
+def test_unions_are_the_masks_means(window, local_window, num_sinks):
+    orders = np.array(list(itertools.permutations(range(6))))
+    mask = masks.local_stochastic(orders, INDEX, ONES, window, local_window, num_sinks)
+    options = {'window': window, 'local_window': local_window}
+    found = effective_window('local_stochastic', 6, num_sinks=num_sinks, **options)
+    assert found == pytest.approx(np.asarray(mask).mean(0).sum() / 6)
+    nominal = effective_window('local_stochastic', 6, nominal=True, window=9, local_window=4)
+    assert nominal == 8
+
+
 def test_full():
     assert effective_window('full', 9) == 5
     assert effective_window('full', 9, is_causal=False) == 9
