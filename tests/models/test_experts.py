@@ -8,20 +8,24 @@ import pytest
 from sa_jax.models.experts import choose, mix, mixture
 from sa_jax.models.sharding import make_mesh
 
+LAYER = 1
+
 
 def _normal(seed, shape):
     return jnp.array(np.random.default_rng(seed).normal(size=shape), jnp.float32)
 
 
 def _weights(experts, hidden=6, width=5):
-    shapes = (hidden, experts), (experts, hidden, width), (experts, hidden, width)
-    return [_normal(i, shape) for i, shape in enumerate((*shapes, (experts, width, hidden)))]
+    """The router of a layer, and the weights of two layers' experts."""
+    into, out = (2, experts, hidden, width), (2, experts, width, hidden)
+    return [_normal(i, shape) for i, shape in enumerate(((hidden, experts), into, into, out))]
 
 
 def _loop(x, router, gate, up, down, num_chosen, normalize):
-    """Token by token, in float64."""
+    """Token by token, in float64, in layer `LAYER`."""
     result = np.zeros(x.shape)
     router, gate, up, down = (np.asarray(w, np.float64) for w in (router, gate, up, down))
+    gate, up, down = gate[LAYER], up[LAYER], down[LAYER]
     for t, token in enumerate(np.asarray(x, np.float64)):
         logits = token @ router
         probabilities = np.exp(logits - logits.max())
@@ -42,7 +46,7 @@ def _loop(x, router, gate, up, down, num_chosen, normalize):
 )
 def test_equals_a_loop_over_tokens(tokens, experts, num_chosen, normalize):
     x, weights = _normal(9, (1, tokens, 6)), _weights(experts)
-    found = mixture(x, *weights, num_chosen=num_chosen, normalize=normalize)
+    found = mixture(x, *weights, layer=LAYER, num_chosen=num_chosen, normalize=normalize)
     expected = _loop(x[0], *weights, num_chosen, normalize)
     np.testing.assert_allclose(found[0], expected, atol=1e-5 * np.abs(expected).max())
 
@@ -51,7 +55,7 @@ def test_all_tokens_may_choose_the_same_experts():
     router, *weights = _weights(8)
     router = jnp.zeros_like(router).at[:, 5].set(3).at[:, 2].set(1)
     x = jnp.abs(_normal(9, (1, 33, 6)))
-    found = mixture(x, router, *weights, num_chosen=2, normalize=True)
+    found = mixture(x, router, *weights, layer=LAYER, num_chosen=2, normalize=True)
     expected = _loop(x[0], router, *weights, 2, True)
     np.testing.assert_allclose(found[0], expected, atol=1e-5 * np.abs(expected).max())
 
@@ -67,13 +71,15 @@ def test_gradients_are_those_of_a_dense_sum():
 
     def dense(x, router, gate, up, down):
         choice = choose(x, router, 2, normalize=True)
+        gate, up, down = gate[LAYER], up[LAYER], down[LAYER]
         y = jax.nn.silu(jnp.einsum('md,edf->emf', x, gate)) * jnp.einsum('md,edf->emf', x, up)
         y = jnp.einsum('emf,efd->med', y, down)
         of_all = jnp.zeros((12, 4)).at[jnp.arange(12)[:, None], choice.experts].set(choice.weights)
         return jnp.sin(jnp.einsum('med,me->md', y, of_all)).sum()
 
     def sparse(x, router, *weights):
-        return jnp.sin(mix(x, choose(x, router, 2, normalize=True), *weights)).sum()
+        choice = choose(x, router, 2, normalize=True)
+        return jnp.sin(mix(x, choice, *weights, layer=LAYER)).sum()
 
     arguments = (x, router, *weights)
     expected, found = (jax.grad(f, argnums=tuple(range(5)))(*arguments) for f in (dense, sparse))
@@ -86,7 +92,7 @@ def test_gradients_are_those_of_a_dense_sum():
 def test_experts_spread_over_a_mesh_give_the_same(sizes):
     mesh = make_mesh(*sizes)
     x, weights = _normal(9, (8, 7, 6)), _weights(8)
-    options = {'num_chosen': 3, 'normalize': True}
+    options = {'layer': LAYER, 'num_chosen': 3, 'normalize': True}
     expected = mixture(x, *weights, **options)
     found = jax.jit(lambda *arrays: mixture(*arrays, mesh=mesh, **options))(x, *weights)
     np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
@@ -96,11 +102,12 @@ def test_cost_is_that_of_the_chosen_experts():
     tokens, experts, chosen = 512, 32, 2
     _, *weights = _weights(experts, hidden=64, width=32)
     x, router = _normal(9, (tokens, 64)), _normal(8, (64, experts))
-    program = jax.jit(
-        lambda *arrays: mix(arrays[0], choose(*arrays[:2], chosen, normalize=True), *arrays[2:])
-    )
-    text = program.lower(x, router, *weights).as_text()
-    # Rows of 32 in a loop of at most as many steps as there are blocks of them.
+
+    def run(x, router, *weights):
+        return mix(x, choose(x, router, chosen, normalize=True), *weights, layer=LAYER)
+
+    text = jax.jit(run).lower(x, router, *weights).as_text()
+    # Rows of 32 in a loop over at most as many blocks.
     blocks = (tokens * chosen + experts * 31) // 32
     assert f'tensor<{blocks}x32xi32>' in text
     assert blocks * 32 < 2 * tokens * chosen

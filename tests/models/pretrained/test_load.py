@@ -257,3 +257,60 @@ def test_without_a_network_it_says_what_to_download():
         check=True,
     )
     assert 'hf download some-org/some-model --local-dir DIR' in done.stdout
+
+
+_MEASURE = """
+import sys, threading, time
+import jax
+from flax import nnx
+from sa_jax.models.pretrained import load_pretrained
+
+def resident():
+    # Not the pages of the mapped file, which the kernel takes back at will.
+    lines = open('/proc/self/status')
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith('RssAnon'))
+
+directory, small, dtype = sys.argv[1:]
+load_pretrained(small, dtype=dtype)  # imports, compilers
+before = most = resident()
+is_done = threading.Event()
+
+def watch():
+    global most
+    while not is_done.wait(0.0005):
+        most = max(most, resident())
+
+thread = threading.Thread(target=watch)
+thread.start()
+model = load_pretrained(directory, dtype=dtype).model
+is_done.set()
+thread.join()
+held = sum(x.nbytes for x in jax.tree.leaves(nnx.state(model)))
+print(held, most - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path('/proc/self/status').exists(), reason='reads /proc')
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_loading_needs_about_one_tensor_beside_the_parameters(tmp_path, dtype):
+    fields = LLAMA | {
+        'vocab_size': 80_000,
+        'hidden_size': 512,
+        'intermediate_size': 1536,
+        'num_hidden_layers': 6,
+        'tie_word_embeddings': True,
+    }
+    tensors = make_tensors(fields)
+    write_checkpoint(tmp_path / 'large', fields, tensors)
+    write_checkpoint(tmp_path / 'small', LLAMA, make_tensors(LLAMA))
+    done = subprocess.run(
+        [sys.executable, '-c', _MEASURE, tmp_path / 'large', tmp_path / 'small', dtype],
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    held, most = map(int, done.stdout.split())
+    assert held == sum(x.size for x in tensors.values()) * np.dtype(dtype).itemsize
+    assert held <= most < held + 1.3 * max(x.nbytes for x in tensors.values())
