@@ -1,9 +1,14 @@
-# The two commands: `make demo` trains and evaluates a small model, `make test` runs the tests.
-# Both create the environment first if it is missing. PYTHON chooses the interpreter.
+# `make demo` trains and evaluates a small model, `make training-free` gives a published one other
+# attention patterns, `make test` runs the tests. Each creates the environment first if it is missing.
+# PYTHON chooses the interpreter.
 
 PYTHON ?= python3
 VENV ?= .venv
-WORKDIR ?= runs/demo
+# Of the demo, and of the training-free sweep; each has its own if neither is given.
+demo: WORKDIR ?= runs/demo
+training-free: WORKDIR ?= runs/training_free
+# Where downloaded models are kept.
+CACHE ?= $(HOME)/.cache/sa_jax
 
 BIN := $(VENV)/bin
 VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
@@ -11,12 +16,18 @@ VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2
 CONSTRAINTS := $(wildcard constraints/python$(VERSION).txt)
 INSTALL := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check \
 	$(addprefix --constraint ,$(CONSTRAINTS)) --editable
-SOURCES := sa_jax experiments configs tests
+SOURCES := sa_jax experiments configs scripts tests
+SMOLLM2 := $(CACHE)/SmolLM2-135M-Instruct.Q4_1.gguf
 
-.PHONY: demo test test-quick lint format clean
+.PHONY: demo training-free test test-quick lint format clean
 
 demo: $(VENV)/train.stamp  ## Train, evaluate and sample the demo model: ten minutes at most.
 	$(BIN)/python -m experiments.pretrain --config=configs/pretrain/demo.py --workdir=$(WORKDIR)
+
+training-free: $(VENV)/pretrained.stamp  ## Score SmolLM2 under four patterns: fifteen minutes at most.
+	$(BIN)/python scripts/fetch_smollm2.py $(SMOLLM2)
+	$(BIN)/python -m experiments.training_free --flagfile=configs/training_free/speeches.flags \
+		--model=$(SMOLLM2) --workdir=$(WORKDIR)
 
 test: $(VENV)/dev.stamp  ## All tests: fifteen minutes at most on two cores.
 	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=worksteal
@@ -45,7 +56,12 @@ $(VENV)/train.stamp: setup.cfg $(CONSTRAINTS) | $(VENV)/bin/python
 	$(INSTALL) '.[train]'
 	@touch $@
 
+$(VENV)/pretrained.stamp: setup.cfg $(CONSTRAINTS) | $(VENV)/bin/python
+	@echo 'Installing the environment for published models into $(VENV) …'
+	$(INSTALL) '.[train,pretrained]'
+	@touch $@ $(VENV)/train.stamp
+
 $(VENV)/dev.stamp: setup.cfg $(CONSTRAINTS) | $(VENV)/bin/python
 	@echo 'Installing the development environment into $(VENV) …'
 	$(INSTALL) '.[all,dev]'
-	@touch $@ $(VENV)/train.stamp
+	@touch $@ $(VENV)/train.stamp $(VENV)/pretrained.stamp

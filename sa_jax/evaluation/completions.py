@@ -78,7 +78,9 @@ def complete(
         tokens_per_batch=scorer.tokens_per_batch,
         longest=scorer.max_length,
     )
-    with tqdm(total=len(prompts), desc='Completing', disable=not progress) as bar:
+    with tqdm(
+        total=len(prompts), desc='Completing', leave=False, disable=not progress or None
+    ) as bar:
         for number, batch in enumerate(batches):
             continuations = generate(
                 scorer.model,

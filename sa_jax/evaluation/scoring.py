@@ -154,7 +154,9 @@ class Scorer:
         log_probabilities = np.zeros(len(requests))
         is_greedy = np.ones(len(requests), bool)
         split = nnx.split(self.model)
-        with tqdm(total=len(requests), desc='Scoring', disable=not progress) as bar:
+        with tqdm(
+            total=len(requests), desc='Scoring', leave=False, disable=not progress or None
+        ) as bar:
             for batch in batches:
                 members = [texts[member] for member in batch.members]
                 requests_of = [sharing[text] for text in members]

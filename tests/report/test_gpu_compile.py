@@ -68,6 +68,11 @@ def build_sum(length):
     return jnp.sum, (jax.ShapeDtypeStruct((length,), jnp.float32),)
 
 
+def build_update(length):
+    array = jax.ShapeDtypeStruct((length,), jnp.float32)
+    return lambda state, x: {'sum': state['sum'] + x}, ({'sum': array}, array)
+
+
 def build_crash():
     os.abort()
 
@@ -79,15 +84,20 @@ def test_goes_on_behind_a_program_that_ends_the_compiler():
         Program('first', f'{__name__}:build_sum', {'length': 1024}),
         Program('crash', f'{__name__}:build_crash', {}),
         Program('error', f'{__name__}:build_sum', {}),
+        Program('update', f'{__name__}:build_update', {'length': 1024}, donated=(0,)),
         Program('last', f'{__name__}:build_sum', {'length': 2048}),
     ]
     seen = []
-    first, crash, error, last = compile_for(CARDS['a100'], programs, on_compiled=seen.append)
-    assert seen == [first, crash, error, last]
+    reports = compile_for(CARDS['a100'], programs, on_compiled=seen.append)
+    assert seen == reports
+    first, crash, error, update, last = reports
     assert first.error is None
     assert first.arguments == 4096
     assert last.arguments == 8192
     assert first.kernels[0].registers > 0
     assert 'exit code -6' in crash.error
     assert error.error.startswith('TypeError')
+    assert update.arguments == 2 * update.aliased == 8192
+    assert update.outputs - update.aliased < 64  # a tuple's pointers
+    assert 8192 <= update.peak < 8192 + 64
     assert re.fullmatch(r'[\d.]+', gpu_compile.ptxas_version())

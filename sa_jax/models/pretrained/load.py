@@ -108,7 +108,9 @@ def load_pretrained(
     graph, abstract = nnx.split(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))))
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype), abstract)
     shardings = _shardings(abstract, mesh)
-    with tqdm(total=len(table), desc='Loading', unit='parameter', leave=False) as progress:
+    with tqdm(
+        total=len(table), desc='Loading', unit='parameter', leave=False, disable=None
+    ) as progress:
 
         def load(key_path, x, sharding):
             name = jax.tree_util.keystr(key_path, simple=True, separator='/')
