@@ -13,34 +13,34 @@ KEY = jax.random.key(5)
 PROMPTS = [[1, 2, 3, 4, 5, 6, 7], [9], [30, 2, 2, 4, 8, 16, 3, 5, 7, 1, 0, 11]]
 
 
-def _greedy(model, prompt, steps, **inputs):
+def _greedy(run, model, prompt, steps, **inputs):
     """The oracle: a forward pass without a cache for every token."""
     tokens = list(prompt)
     for _ in range(steps):
         # One length, so that one program is compiled; causality hides the rest.
         row = jnp.array([tokens + [0] * (24 - len(tokens))])
-        logits = model(row, **inputs).logits[0, len(tokens) - 1]
+        logits = run(model, row, **inputs).logits[0, len(tokens) - 1]
         tokens.append(int(jnp.argmax(logits)))
     return tokens[len(prompt) :]
 
 
 @pytest.mark.parametrize('prefill', [None, 'full'])
-def test_full_attention_equals_forward_passes(make_model, prefill):
+def test_full_attention_equals_forward_passes(make_model, run, prefill):
     model = make_model(('full',))
     found = generate(model, PROMPTS, max_new_tokens=8, prefill_attention=prefill)
-    assert found == [_greedy(model, prompt, 8) for prompt in PROMPTS]
+    assert found == [_greedy(run, model, prompt, 8) for prompt in PROMPTS]
 
 
-def test_a_window_of_the_model_s_own_holds_for_new_tokens_too(make_model):
+def test_a_window_of_the_model_s_own_holds_for_new_tokens_too(make_model, run):
     model = make_model(('sliding_window',))
     found = generate(model, PROMPTS, max_new_tokens=8)
-    assert found == [_greedy(model, prompt, 8) for prompt in PROMPTS]
+    assert found == [_greedy(run, model, prompt, 8) for prompt in PROMPTS]
 
 
-def test_permutations_of_the_model_s_own_are_those_of_the_trained_length(make_model):
+def test_permutations_of_the_model_s_own_are_those_of_the_trained_length(make_model, run):
     model = make_model(('stochastic',))
     found = generate(model, PROMPTS, max_new_tokens=8, permutation_key=KEY, length=24)
-    assert found == [_greedy(model, prompt, 8, permutation_key=KEY) for prompt in PROMPTS]
+    assert found == [_greedy(run, model, prompt, 8, permutation_key=KEY) for prompt in PROMPTS]
 
 
 @pytest.mark.parametrize('name', ['stochastic', 'sliding_window', 'moba'])
@@ -63,7 +63,7 @@ def test_prompts_read_under_a_pattern_get_what_they_get_alone(make_model, name):
     assert together != generate(model, PROMPTS, max_new_tokens=8)
 
 
-def test_new_tokens_attend_to_the_whole_cache(make_model):
+def test_new_tokens_attend_to_the_whole_cache(make_model, run):
     model = make_model(('full',), num_layers=1)
     prefill = {
         'attention': ('sliding_window',),
@@ -71,7 +71,7 @@ def test_new_tokens_attend_to_the_whole_cache(make_model):
     }
     first, second = generate(model, [PROMPTS[0]], max_new_tokens=2, prefill_attention=prefill)[0]
     # With one layer the keys and values of the prompt don't depend on how it attended.
-    assert [second] == _greedy(model, [*PROMPTS[0], first], 1)
+    assert [second] == _greedy(run, model, [*PROMPTS[0], first], 1)
 
 
 def test_layers_may_have_patterns_of_their_own(make_model):
