@@ -38,3 +38,18 @@ def test_a_kind_that_does_not_say_counts_as_full(make_config, monkeypatch):
     registry.register_attention('unknown_cost', lambda query, key, value, context, **_: query)
     flops = forward_flops_per_token(make_config(('full', 'unknown_cost')), 9)
     assert flops['attention/1_unknown_cost'] == flops['attention/0_full']
+
+
+def test_experts_count_where_a_token_goes_through_them(make_config):
+    config = make_config(('full',), num_experts=5, num_experts_per_token=2)
+    # The router is a product of 16 by 5.
+    assert forward_flops_per_token(config, 8)['feed_forward'] == 2 * 2 * (2 * 3 * 16 * 24 + 16 * 5)
+
+
+def test_layers_count_with_their_own_patterns(make_config):
+    exceptions = {'1': {'attention': ('sliding_window',)}}
+    exceptions['1']['attention_options'] = {'sliding_window': {'window': 4}}
+    config = make_config(('full',), layer_attention=exceptions)
+    flops = forward_flops_per_token(config, 8)
+    assert flops['attention/0_full'] == pytest.approx(2 * 2 * 4 * 8 * 36 / 8)
+    assert flops['attention/0_sliding_window'] == pytest.approx(2 * 2 * 4 * 8 * 26 / 8)
