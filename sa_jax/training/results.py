@@ -24,6 +24,7 @@ _PACKAGES = (
     'numpy',
     'tokenizers',
     'torch',
+    'transformers',
     'tokamax',
 )
 # Of the environment, what changes speed.
