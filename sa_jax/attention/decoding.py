@@ -19,7 +19,8 @@ import jax.numpy as jnp
 from sa_jax.attention import inputs, masks
 from sa_jax.attention import permutation as permutations
 
-_BLOCK = 1024  # rows of the cache at a time, where all of them are read
+# Where all rows of the cache are read: at least so many at a time, in at most so many parts.
+_BLOCK, _PARTS = 1024, 8
 
 
 def sliding_window_neighbours(
@@ -201,7 +202,8 @@ def decode_attention(
         index = jnp.where(visible, neighbours + offset, 0)
         state = attend(_take(key_cache, index), _take(value_cache, index), visible, state)
     else:
-        token, block = _column(token), min(_BLOCK, length or rows)
+        token, length = _column(token), length or rows
+        block = min(length, max(_BLOCK, -(-length // _PARTS)))
 
         def attend_to_block(number, state):
             start = jnp.minimum(offset + number * block, rows - block)

@@ -23,7 +23,7 @@ from sa_jax.models.attending import attend_to_sequence
 from sa_jax.models.config import DecoderConfig
 from sa_jax.models.experts import mixture
 from sa_jax.models.layers import join_paths, path_gates, rms_norm, swiglu
-from sa_jax.models.modules import DecoderLayers, normal
+from sa_jax.models.modules import DecoderLayers, Experts, normal
 from sa_jax.models.sharding import check_divisible, constrain
 
 # What may change in a model that has its parameters.
@@ -202,6 +202,10 @@ def run_layers(
         mesh=mesh,
     )
     graph, stacked = nnx.split(model.layers)
+    if config.num_experts and mesh is None:
+        # A layer is not cut out of these, see `sa_jax.models.experts`. On a mesh it has to be: its
+        # shards are gathered.
+        forward = functools.partial(forward, experts=model.layers.experts)
 
     def body(x_and_memory, layer_and_parameters):
         layer, parameters = layer_and_parameters
@@ -238,8 +242,11 @@ def _layer(
     attend: Callable[..., tuple[tuple[Array, ...], Any]],
     segment_ids: Array | None,
     mesh: Mesh | None,
+    experts: Experts | None = None,
 ) -> tuple[tuple[Array, Any], Array]:
     """One layer, whose parameters have lost their leading axis to the scan.
+
+    `experts` still have it, if given.
 
     Returns the residual stream `[B, T, D]` behind it, the memory, and the means `[P]` of its gates.
     """
@@ -271,17 +278,23 @@ def _layer(
     x = x + heads.reshape(*heads.shape[:2], -1) @ output.reshape(-1, output.shape[-1])
     x = constrain(x, mesh, 'batch', None, None)
 
-    x = x + _feed_forward(parameters, x, config, mesh)
+    x = x + _feed_forward(parameters, x, layer, config, experts, mesh)
     return (constrain(x, mesh, 'batch', None, None), memory), gate_means
 
 
-def _feed_forward(parameters, x, config, mesh):
+def _feed_forward(parameters, x, layer, config, experts, mesh):
     y = rms_norm(x, parameters.feed_forward_norm[...], config.norm_eps)
     if config.num_experts:
-        experts = parameters.experts
+        own = parameters.experts
+        if experts is None:
+            weights, layer = [x[...][None] for x in (own.gate, own.up, own.down)], 0
+        else:
+            weights = [x[...] for x in (experts.gate, experts.up, experts.down)]
         return mixture(
             y,
-            *(x[...] for x in (experts.router, experts.gate, experts.up, experts.down)),
+            own.router[...],
+            *weights,
+            layer=layer,
             num_chosen=config.num_experts_per_token,
             normalize=config.normalize_experts,
             mesh=mesh,

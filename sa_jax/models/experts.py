@@ -2,15 +2,15 @@
 
 The tokens are sorted by expert and cut into blocks of one expert each, so that the cost is that of
 the chosen experts. `jax.lax.ragged_dot` would say the same, but off TPUs XLA computes every expert
-for every token.
+for every token. The weights are those of all layers: XLA would copy a layer that is cut out of
+them, and so all of its experts for a token that needs a few.
 
-Shapes: M tokens, D the residual stream, E experts, C of them for each token, F an expert's hidden
-width.
+Shapes: M tokens, D the residual stream, L layers, E experts in each, C of them for each token, F an
+expert's hidden width.
 """
 
 from __future__ import annotations
 
-import functools
 from typing import NamedTuple
 
 import jax
@@ -22,6 +22,7 @@ from sa_jax.models.layers import swiglu
 from sa_jax.models.sharding import partition_spec
 
 _MOST_ROWS = 512  # of a block
+_BLOCKS = 8  # at a time: a block alone is too little work for a GPU
 
 
 class Choice(NamedTuple):
@@ -55,21 +56,32 @@ def choose(x: Array, router: Array, num_chosen: int, *, normalize: bool) -> Choi
     return Choice(experts, weights)
 
 
-def mix(x: Array, choice: Choice, gate: Array, up: Array, down: Array, first: int = 0) -> Array:
+def mix(
+    x: Array,
+    choice: Choice,
+    gate: Array,
+    up: Array,
+    down: Array,
+    *,
+    layer: Array | int,
+    first: Array | int = 0,
+) -> Array:
     """The weighted sum of what each token's experts make of it.
 
     Args:
       x: `[M, D]`.
-      choice: Of `choose`, among all experts.
-      gate: `[E', D, F]`, of experts `first` … `first + E' - 1`; the others contribute nothing.
-      up: `[E', D, F]`.
-      down: `[E', F, D]`.
+      choice: Of `choose`, among all experts of the layer.
+      gate: `[L, E', D, F]`, of experts `first` … `first + E' - 1`; the others contribute nothing.
+        Cast to x's type.
+      up: `[L, E', D, F]`.
+      down: `[L, E', F, D]`.
+      layer: Which of the L.
       first: The expert that comes first.
 
     Returns:
       `[M, D]`, x's type.
     """
-    (tokens, chosen), count = choice.experts.shape, len(gate)
+    (tokens, chosen), count = choice.experts.shape, gate.shape[1]
     expert = choice.experts.reshape(-1) - first
     expert = jnp.where((expert >= 0) & (expert < count), expert, count)
     rows = min(_MOST_ROWS, max(1, tokens * chosen // count))
@@ -86,13 +98,13 @@ def mix(x: Array, choice: Choice, gate: Array, up: Array, down: Array, first: in
     token = jnp.full(blocks * rows, tokens).at[place].set(order // chosen, mode='drop')
     block_expert = jnp.minimum(jnp.searchsorted(ends, jnp.arange(blocks), side='right'), count - 1)
 
-    def run(_, block):
+    def run(block):
         index, expert = block
         y = jnp.take(x, index, axis=0, mode='fill', fill_value=0)
-        y = swiglu(y, gate[expert], up[expert]) @ down[expert]
-        return None, y
+        of_gate, of_up, of_down = (w[layer, expert].astype(x.dtype) for w in (gate, up, down))
+        return swiglu(y, of_gate, of_up) @ of_down
 
-    _, y = jax.lax.scan(run, None, (token.reshape(blocks, rows), block_expert))
+    y = jax.lax.map(run, (token.reshape(blocks, rows), block_expert), batch_size=_BLOCKS)
     place = jnp.zeros_like(place).at[order].set(place).reshape(tokens, chosen)
     y = jnp.take(y.reshape(blocks * rows, -1), place, axis=0, mode='fill', fill_value=0)
     weighted = jnp.einsum('mcd,mc->md', y.astype(jnp.float32), choice.weights)
@@ -106,6 +118,7 @@ def mixture(
     up: Array,
     down: Array,
     *,
+    layer: Array | int,
     num_chosen: int,
     normalize: bool,
     mesh: Mesh | None = None,
@@ -114,10 +127,11 @@ def mixture(
 
     Args:
       x: `[B, T, D]`.
-      router: `[D, E]`.
-      gate: `[E, D, F]`.
-      up: `[E, D, F]`.
-      down: `[E, F, D]`.
+      router: `[D, E]`, of the layer.
+      gate: `[L, E, D, F]`, of any type.
+      up: `[L, E, D, F]`.
+      down: `[L, E, F, D]`.
+      layer: Which of the L.
       num_chosen: C.
       normalize: Whether the weights of a token are scaled to sum to one.
       mesh: Of `make_mesh`; each device runs its share of the experts for its share of the batch.
@@ -126,18 +140,17 @@ def mixture(
       `[B, T, D]`, x's type.
     """
 
-    def run(x, router, gate, up, down):
+    def run(x, router, gate, up, down, layer):
         flat = x.reshape(-1, x.shape[-1])
         choice = choose(flat, router, num_chosen, normalize=normalize)
-        first = 0 if mesh is None else jax.lax.axis_index('tensor') * len(gate)
-        y = mix(flat, choice, gate, up, down, first).reshape(x.shape)
+        first = 0 if mesh is None else jax.lax.axis_index('tensor') * gate.shape[1]
+        y = mix(flat, choice, gate, up, down, layer=layer, first=first).reshape(x.shape)
         return y if mesh is None else jax.lax.psum(y, 'tensor')
 
     if mesh is None:
-        return run(x, router, gate, up, down)
-    tokens = partition_spec('batch', None, None)
-    experts = partition_spec('experts', None, None)
-    shard = functools.partial(jax.shard_map, mesh=mesh, out_specs=tokens)
-    return shard(run, in_specs=(tokens, partition_spec(), experts, experts, experts))(
-        x, router, gate, up, down
-    )
+        return run(x, router, gate, up, down, layer)
+    tokens, everywhere = partition_spec('batch', None, None), partition_spec()
+    experts = partition_spec('layers', 'experts', None, None)
+    specs = (tokens, everywhere, experts, experts, experts, everywhere)
+    shard = jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=tokens)
+    return shard(x, router, gate, up, down, layer)

@@ -137,14 +137,16 @@ class Program:
 
     Attributes:
       name: in the report.
-      builder: 'module:function'; the function returns what to compile and a tuple of
-        `jax.ShapeDtypeStruct`s, its arguments.
+      builder: 'module:function'; the function returns what to compile and a tuple of its
+        arguments, trees of `jax.ShapeDtypeStruct`s.
       options: the builder's keyword arguments, JSON.
+      donated: the places of arguments whose memory the outputs may take.
     """
 
     name: str
     builder: str
     options: dict
+    donated: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,6 +180,7 @@ class Compiled:
       arguments: their size.
       outputs: their size.
       temporaries: memory beside arguments and outputs.
+      aliased: of the outputs, what lies in donated arguments.
       error: why it could not be compiled, else None; then all the above are empty.
     """
 
@@ -186,7 +189,13 @@ class Compiled:
     arguments: int = 0
     outputs: int = 0
     temporaries: int = 0
+    aliased: int = 0
     error: str | None = None
+
+    @property
+    def peak(self) -> int:
+        """All memory that the program needs, bytes."""
+        return self.arguments + self.outputs - self.aliased + self.temporaries
 
 
 def missing() -> str | None:
@@ -269,7 +278,11 @@ def _compile_in_process(card, programs):
     """Yields the reports of one process: for all programs, or up to the one that ended it."""
     with tempfile.TemporaryDirectory() as folder:
         log_path = Path(folder, 'log')
-        flags = ('--xla_dump_to=' + folder, '--xla_dump_hlo_module_re=program_')
+        flags = (
+            '--xla_dump_to=' + folder,
+            '--xla_dump_hlo_module_re=program_',
+            '--xla_gpu_enable_libnvjitlink=false',  # where it is installed, ptxas would not run
+        )
         environment = os.environ | {
             'PYTHONPATH': os.pathsep.join(filter(None, sys.path)),  # the builders' modules
             'JAX_PLATFORMS': 'cpu',  # the plugin then asks for none of the CUDA libraries
@@ -374,15 +387,17 @@ def _work(folder: str) -> None:
                 return function(*arguments)
 
             call.__name__ = f'program_{index}'  # the name of its dump
-            arguments = [
-                jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding) for x in arguments
-            ]
+            arguments = jax.tree.map(
+                lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), arguments
+            )
+            jitted = jax.jit(call, donate_argnums=tuple(program['donated']))
             with jax.default_device(topology.devices[0]):
-                memory = jax.jit(call).lower(*arguments).compile().memory_analysis()
+                memory = jitted.lower(*arguments).compile().memory_analysis()
             answer |= {
                 'arguments': memory.argument_size_in_bytes,
                 'outputs': memory.output_size_in_bytes,
                 'temporaries': memory.temp_size_in_bytes,
+                'aliased': memory.alias_size_in_bytes,
             }
         except Exception as error:  # the compiler has many; whichever it is, it is the report
             answer['error'] = f'{type(error).__name__}: {error}'[:2000]
