@@ -28,7 +28,7 @@ def test_registering_and_finding():
 def test_unknown_names_are_answered_with_the_nearest():
     with pytest.raises(ValueError, match="did you mean 'sliding_window'") as error:
         get_attention('sliding-window')
-    assert 'full, moba, sliding_window, stochastic' in str(error.value)
+    assert 'full, local_stochastic, moba, sliding_window, stochastic' in str(error.value)
 
 
 def test_entry_points(monkeypatch):
