@@ -29,7 +29,7 @@ training-free: $(VENV)/pretrained.stamp  ## Score SmolLM2 under four patterns: f
 	$(BIN)/python -m experiments.training_free --flagfile=configs/training_free/speeches.flags \
 		--model=$(SMOLLM2) --workdir=$(WORKDIR)
 
-test: $(VENV)/dev.stamp  ## All tests: fifteen minutes at most on two cores.
+test: $(VENV)/dev.stamp  ## All tests: 14 to 18 minutes on two cores.
 	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=worksteal
 
 test-quick: $(VENV)/dev.stamp  ## The tests that take seconds.
