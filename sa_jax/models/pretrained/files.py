@@ -29,7 +29,7 @@ class SafetensorsFiles:
 
         Raises:
           ValueError: A file is missing, damaged or outside of the directory, a tensor is in two
-            files, or isn't where the index says.
+            files, or isn't of floating-point numbers.
         """
         safetensors = optional_import('safetensors', 'safetensors files', 'pretrained')
         self._files = {}

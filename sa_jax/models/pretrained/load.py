@@ -21,7 +21,7 @@ from sa_jax.extras import optional_import
 from sa_jax.models.decoder import Decoder
 from sa_jax.models.pretrained.files import SafetensorsFiles
 from sa_jax.models.pretrained.gguf import GgufFile
-from sa_jax.models.pretrained.hf_config import decoder_config
+from sa_jax.models.pretrained.hf_config import context_length, decoder_config
 from sa_jax.models.pretrained.tensors import Source, sources
 from sa_jax.models.sharding import parameter_shardings
 from sa_jax.tokenization.published import load_published
@@ -72,7 +72,7 @@ def load_pretrained(
     """Loads a Llama, Mistral, Qwen3 or Qwen3-MoE checkpoint.
 
     Each device reads its own slice of each tensor, one layer at a time: the host needs memory for
-    about one tensor, beside what its devices hold.
+    about one tensor, or two copies of a layer's experts, beside what its devices hold.
 
     Args:
       source: A directory with config.json, *.safetensors (with or without an index) and a
@@ -87,7 +87,7 @@ def load_pretrained(
 
     Raises:
       ValueError: The checkpoint isn't supported, is damaged, or can't be found; tensors are
-        missing, surplus or misshapen, all of them listed; or the mesh can't split it.
+        missing, surplus or misshapen, the first ten of each named; or the mesh can't split it.
     """
     if dtype not in DTYPES:
         raise ValueError(f'dtype = {dtype!r}; expected one of {", ".join(map(repr, DTYPES))}.')
@@ -103,6 +103,7 @@ def load_pretrained(
         has_tokenizer = any((path / name).exists() for name in _TOKENIZERS)
         tokenizer = load_published(path) if has_tokenizer else None
     config = decoder_config(fields, compute_dtype=dtype, ignore=ignore)
+    length = context_length(fields)
     table = sources(config)
     _check_tensors(path, tensors.shapes, table, config)
     graph, abstract = nnx.split(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))))
@@ -118,10 +119,7 @@ def load_pretrained(
             return _load(table[name.removesuffix('/value')], tensors, x, sharding)
 
         state = jax.tree_util.tree_map_with_path(load, abstract, shardings)
-    context_length = fields.get('max_position_embeddings')
-    if context_length is None:
-        raise ValueError(f'{path / "config.json"} lacks max_position_embeddings.')
-    return Pretrained(nnx.merge(graph, state), tokenizer, context_length)
+    return Pretrained(nnx.merge(graph, state), tokenizer, length)
 
 
 def _load(source: Source, tensors: _Tensors, x: jax.ShapeDtypeStruct, sharding: Sharding) -> Array:
@@ -142,6 +140,7 @@ def _load(source: Source, tensors: _Tensors, x: jax.ShapeDtypeStruct, sharding: 
         )
         # Waiting keeps a fast disk from filling the memory with layers.
         stacked = jax.block_until_ready(fill(stacked, values, layer))
+        del values  # or it would stay while the next layer is read
     return stacked
 
 

@@ -162,6 +162,14 @@ def test_wrong_tensors_are_listed(tmp_path, change, message):
         load_pretrained(tmp_path)
 
 
+def test_a_configuration_without_a_context_is_refused_before_weights_are_read(llama):
+    directory, _ = llama
+    fields = LLAMA | {'max_position_embeddings': 'many'}
+    (directory / 'config.json').write_text(json.dumps(fields))
+    with pytest.raises(ValueError, match="max_position_embeddings = 'many'"):
+        load_pretrained(directory)
+
+
 def test_tied_embeddings_may_be_stored_twice(tmp_path):
     fields = LLAMA | {'tie_word_embeddings': True}
     tensors = make_tensors(LLAMA)
