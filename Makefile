@@ -24,7 +24,7 @@ SMOLLM2 := $(CACHE)/SmolLM2-135M-Instruct.Q4_1.gguf
 demo: $(VENV)/train.stamp  ## Train, evaluate and sample the demo model: ten minutes at most.
 	$(BIN)/python -m experiments.pretrain --config=configs/pretrain/demo.py --workdir=$(WORKDIR)
 
-training-free: $(VENV)/pretrained.stamp  ## Score SmolLM2 under four patterns: fifteen minutes at most.
+training-free: $(VENV)/pretrained.stamp  ## Score SmolLM2 under four patterns.
 	$(BIN)/python scripts/fetch_smollm2.py $(SMOLLM2)
 	$(BIN)/python -m experiments.training_free --flagfile=configs/training_free/speeches.flags \
 		--model=$(SMOLLM2) --workdir=$(WORKDIR)

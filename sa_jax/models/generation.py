@@ -58,7 +58,8 @@ def generate(
       key: A typed key for the draws; needed if `temperature` isn't 0.
       permutation_key: A typed key for the permutations; needed by paths that permute.
       length: For a model whose own paths permute, the length of the sequences that it was trained
-        on, in tokens; by default what the prompts and `max_new_tokens` need.
+        on, in tokens; by default what the prompts and `max_new_tokens` need, so that the
+        permutations then depend on the longest prompt.
 
     Returns:
       The continuations: texts for texts, token ids for token ids.
