@@ -1,9 +1,12 @@
 """Confines this process and becomes a program: `python -I confinement.py CPU_SECONDS MEMORY PATH`.
 
 It is run as a file of its own, by `sandbox`, and hence imports nothing but the standard library.
-After it the program can't open a socket, start a process or reach into another one, and its CPU
-time, memory and the size of its files are limited. What can't be set up is written to standard
-error, and nothing is run; the program's own outputs are dropped.
+After it the program can't open a socket, start a process, or signal, trace, limit or reschedule
+another one by a system call, and its CPU time, memory and the size of each of its files are
+limited. Not limited are the number of its files and what else its user may read and write: that
+includes the memory of this user's other processes under /proc, unless the kernel forbids it (Yama).
+What can't be set up is written to standard error, and nothing is run; the program's own outputs are
+dropped.
 """
 
 import ctypes
@@ -33,10 +36,17 @@ _CLONE = {'x86_64': 56, 'aarch64': 220}
 _CLONE3 = 435
 _DENIED = {
     # socket, fork, vfork, kill, ptrace, tkill, process_vm_readv, process_vm_writev,
-    # pidfd_send_signal, io_uring_setup, pidfd_open, pidfd_getfd
-    'x86_64': (41, 57, 58, 62, 101, 200, 310, 311, 424, 425, 434, 438),
+    # pidfd_send_signal, io_uring_setup, pidfd_open, pidfd_getfd, setpriority, ioprio_set
+    'x86_64': (41, 57, 58, 62, 101, 200, 310, 311, 424, 425, 434, 438, 141, 251),
     # The same; fork and vfork don't exist.
-    'aarch64': (198, 129, 117, 130, 270, 271, 424, 425, 434, 438),
+    'aarch64': (198, 129, 117, 130, 270, 271, 424, 425, 434, 438, 140, 30),
+}
+# Whose first argument is a process: allowed for the own one only, by its number or as 0.
+_OWN_ONLY = {
+    # tgkill (which raise and abort use), rt_sigqueueinfo, rt_tgsigqueueinfo, prlimit64,
+    # sched_setparam, sched_setscheduler, sched_setaffinity, sched_setattr
+    'x86_64': (234, 129, 297, 302, 142, 144, 203, 314),
+    'aarch64': (131, 138, 240, 261, 118, 119, 122, 274),
 }
 
 
@@ -54,21 +64,23 @@ def main(cpu_seconds: str, memory_bytes: str, path: str) -> None:
 
 
 def _limit(cpu_seconds: int, memory_bytes: int) -> None:
-    for what, value in (
-        (resource.RLIMIT_CPU, cpu_seconds),
-        (resource.RLIMIT_AS, memory_bytes),
-        (resource.RLIMIT_FSIZE, _FILE_BYTES),
-        (resource.RLIMIT_NOFILE, _OPEN_FILES),
-        (resource.RLIMIT_CORE, 0),
+    for what, value, grace in (
+        # The second of grace lets SIGXCPU tell a program out of time from one that is killed.
+        (resource.RLIMIT_CPU, cpu_seconds, 1),
+        (resource.RLIMIT_AS, memory_bytes, 0),
+        (resource.RLIMIT_FSIZE, _FILE_BYTES, 0),
+        (resource.RLIMIT_NOFILE, _OPEN_FILES, 0),
+        (resource.RLIMIT_CORE, 0, 0),
     ):
         _, most = resource.getrlimit(what)
-        value = value if most == resource.RLIM_INFINITY else min(value, most)
-        resource.setrlimit(what, (value, value))
+        most = float('inf') if most == resource.RLIM_INFINITY else most
+        resource.setrlimit(what, (int(min(value, most)), int(min(value + grace, most))))
 
 
 def _filter_system_calls() -> None:
     """Has the kernel refuse what reaches beyond this process, for good."""
-    code = _filter_code(platform.machine())
+    # The program keeps this process and so its number.
+    code = _filter_code(platform.machine(), os.getpid())
     instructions = ctypes.create_string_buffer(code, len(code))
     # struct sock_fprog: the number of instructions, and where they are.
     address = ctypes.addressof(instructions)
@@ -83,8 +95,8 @@ def _filter_system_calls() -> None:
             raise OSError(f'the kernel takes no seccomp filter ({error})')
 
 
-def _filter_code(machine: str) -> bytes:
-    """The filter in the kernel's instructions of eight bytes."""
+def _filter_code(machine: str, process: int) -> bytes:
+    """The filter in the kernel's instructions of eight bytes; `process` is the one confined."""
     if machine not in _ARCHITECTURES:
         raise OSError(f'no seccomp filter is known for {machine}, only for x86_64 and aarch64')
     # Each is (operation, operand, instructions to skip if true, and if false).
@@ -101,6 +113,15 @@ def _filter_code(machine: str) -> bytes:
     ]
     for number in _DENIED[machine]:
         code += [(_IF_EQUAL, number, 0, 1), (_RETURN, _ERRNO | _EPERM, 0, 0)]
+    for number in _OWN_ONLY[machine]:
+        code += [
+            (_IF_EQUAL, number, 0, 5),
+            (_LOAD, _FIRST_ARGUMENT, 0, 0),
+            (_IF_EQUAL, 0, 2, 0),
+            (_IF_EQUAL, process, 1, 0),
+            (_RETURN, _ERRNO | _EPERM, 0, 0),
+            (_RETURN, _ALLOW, 0, 0),
+        ]
     code += [
         (_IF_EQUAL, _CLONE[machine], 0, 3),
         (_LOAD, _FIRST_ARGUMENT, 0, 0),

@@ -1,9 +1,9 @@
 """Running programs that a model wrote.
 
 Each runs in a process of its own, in an empty folder and with a minimal environment, without
-network, without further processes, and with limits on time, memory and files: enough for what
-models write by mistake. It reads and writes other files as its user may, so hostile programs
-belong into a virtual machine.
+network, without further processes, and with limits on time, memory and the size of a file: enough
+for what models write by mistake. It reads and writes other files as its user may, and may fill the
+disk, so hostile programs belong into a virtual machine.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def run_programs(
 
     Returns:
       For each program whether it ran to its end ('passed'), stopped before ('failed': an error, an
-      early exit, a limit), or took too long.
+      early exit, a limit, a signal), or took too long.
 
     Raises:
       ValueError: Running them isn't confirmed.
@@ -68,7 +68,8 @@ def check_can_run(confirm_run_unsafe_code: bool) -> None:
         raise ValueError(
             'This task runs programs that the model writes. They are confined (no network, no '
             'further processes, limits on time and memory) but can read and write the files of '
-            'this user; set confirm_run_unsafe_code to run them, or leave the task out.'
+            'this user and fill the disk; set confirm_run_unsafe_code to run them, or leave the '
+            'task out.'
         )
     if sys.platform != 'linux':
         raise RuntimeError(
@@ -109,7 +110,7 @@ def _run(program: str, seconds: float, memory_bytes: int) -> Outcome:
         if complaint:
             raise RuntimeError(complaint.strip())
         # SIGXCPU comes when the CPU time is used up.
-        if process.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
+        if process.returncode == -signal.SIGXCPU:
             return 'timed out'
         return 'passed' if _read(finished) == word else 'failed'
 

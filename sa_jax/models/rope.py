@@ -36,18 +36,25 @@ def frequencies(
     unscaled = np.float32(theta) ** -exponents
     options = dict(scaling)
     kind = options.pop('rope_type', 'default')
-    if kind not in _SCALINGS:
+    if not isinstance(kind, str) or kind not in _SCALINGS:
         raise ValueError(
             f'rope_scaling has the rope_type {kind!r}, which is not supported; expected one of '
             f'{", ".join(map(repr, _SCALINGS))}.'
         )
     try:
-        scaled, factor = _SCALINGS[kind](unscaled, theta, **options)
-    except TypeError as error:
+        with np.errstate(all='ignore'):
+            scaled, factor = _SCALINGS[kind](unscaled, theta, **options)
+    except (TypeError, ZeroDivisionError) as error:
         raise ValueError(
             f'rope_scaling = {dict(scaling)} does not suit the rope_type {kind!r}: {error}'
         ) from error
-    return scaled.astype(np.float32), float(factor)
+    scaled = np.asarray(scaled, np.float32)
+    if not (np.isfinite(scaled).all() and (scaled > 0).all() and factor > 0):
+        raise ValueError(
+            f'rope_scaling = {dict(scaling)} gives frequencies that are no positive numbers; '
+            'expected positive factors, and low_freq_factor below high_freq_factor.'
+        )
+    return scaled, float(factor)
 
 
 def tables(

@@ -1,5 +1,6 @@
 """Programs that do right, fail, and misbehave."""
 
+import platform
 import socket
 import subprocess
 import sys
@@ -80,6 +81,40 @@ def test_no_further_processes(tmp_path):
         'import threading\nt = threading.Thread(target=print)\nt.start(); t.join()',
     ) == ['failed', 'failed', 'failed', 'passed', 'passed', 'passed']
     assert not mark.exists()
+
+
+def test_other_processes_are_out_of_reach_of_system_calls():
+    refused = (
+        'import ctypes, os, resource, signal\nlibc = ctypes.CDLL(None, use_errno=True)\n'
+        'parent = os.getppid()\nfound = {}\nassert (found, ctypes.get_errno()) == (-1, 1), found'
+    )
+    tgkill = 'libc.syscall({}, {}, {}, 0)'.format(
+        {'x86_64': 234, 'aarch64': 131}[platform.machine()], '{0}', '{0}'
+    )
+    raised = (
+        'try:\n    {}\nexcept PermissionError:\n    pass\nelse:\n    raise AssertionError'
+    ).format
+    limit = 'import os, resource\n'
+    assert (
+        run(
+            refused.format(tgkill.format('parent')),
+            refused.format('libc.setpriority(0, parent, 19)'),
+            limit + raised('resource.prlimit(os.getppid(), resource.RLIMIT_CPU)'),
+            'import os\n' + raised('os.sched_setaffinity(os.getppid(), {0})'),
+            'import os\n'
+            + tgkill.replace('libc', '__import__("ctypes").CDLL(None)').format('os.getpid()'),
+            limit
+            + 'resource.prlimit(0, resource.RLIMIT_CPU); resource.getrlimit(resource.RLIMIT_AS)',
+            'import os\nos.sched_setaffinity(0, os.sched_getaffinity(0))',
+        )
+        == ['passed'] * 7
+    )
+
+
+def test_a_killed_program_has_failed():
+    # Which the kernel may do where memory runs out; it also shows that a program may signal itself.
+    kill = 'import signal; signal.raise_signal(signal.{})'
+    assert run(kill.format('SIGKILL'), kill.format('SIGXCPU')) == ['failed', 'timed out']
 
 
 def test_the_surroundings_are_minimal(tmp_path, monkeypatch):

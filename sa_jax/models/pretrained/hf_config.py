@@ -16,8 +16,10 @@ _DEFAULT_HEAD_DIM = {
     'LlamaForCausalLM': None,
     'MistralForCausalLM': None,
     'Qwen3ForCausalLM': 128,
-    'Qwen3MoeForCausalLM': 128,
+    'Qwen3MoeForCausalLM': None,
 }
+# No size of a model comes near; a damaged or hostile file may claim any.
+_LARGEST = 1 << 24
 _UNDERSTOOD = {
     'architectures',
     'head_dim',
@@ -86,6 +88,15 @@ _HARMLESS = {
 }
 
 
+def context_length(fields: Mapping[str, Any]) -> int:
+    """The tokens that a checkpoint was made for.
+
+    Raises:
+      ValueError: The file doesn't say.
+    """
+    return _number(fields, 'max_position_embeddings')
+
+
 def decoder_config(
     fields: Mapping[str, Any], *, compute_dtype: str, ignore: Collection[str] = ()
 ) -> DecoderConfig:
@@ -102,10 +113,16 @@ def decoder_config(
     Raises:
       ValueError: The architecture, a field or its value isn't supported, or a field is missing.
     """
+    fields = {name: value for name, value in fields.items() if name not in ignore}
     architecture = _architecture(fields)
-    _check_fields(fields, ignore)
+    _check_fields(fields)
     hidden, heads = _number(fields, 'hidden_size'), _number(fields, 'num_attention_heads')
-    head_dim = fields.get('head_dim') or _DEFAULT_HEAD_DIM[architecture] or hidden // heads
+    head_dim = _DEFAULT_HEAD_DIM[architecture] or hidden // heads
+    if fields.get('head_dim') is not None:
+        head_dim = _number(fields, 'head_dim')
+    kv_heads = heads
+    if fields.get('num_key_value_heads') is not None:
+        kv_heads = _number(fields, 'num_key_value_heads')
     is_sparse = architecture == 'Qwen3MoeForCausalLM'
     rope_theta, rope_scaling = _rope(fields)
     return DecoderConfig(
@@ -113,14 +130,14 @@ def decoder_config(
         hidden_size=hidden,
         num_layers=_number(fields, 'num_hidden_layers'),
         num_heads=heads,
-        num_kv_heads=fields.get('num_key_value_heads') or heads,
+        num_kv_heads=kv_heads,
         head_dim=head_dim,
         intermediate_size=_number(
             fields, 'moe_intermediate_size' if is_sparse else 'intermediate_size'
         ),
         rope_theta=rope_theta,
         rope_scaling=rope_scaling,
-        norm_eps=float(_required(fields, 'rms_norm_eps')),
+        norm_eps=_positive('rms_norm_eps', fields.get('rms_norm_eps')),
         tie_embeddings=bool(fields.get('tie_word_embeddings', False)),
         qk_norm=architecture.startswith('Qwen3'),
         compute_dtype=compute_dtype,
@@ -139,15 +156,15 @@ def _architecture(fields):
     return named[0]
 
 
-def _check_fields(fields, ignore):
-    unknown = sorted(set(fields) - _UNDERSTOOD - set(_REQUIRED) - _HARMLESS - set(ignore))
+def _check_fields(fields):
+    unknown = sorted(set(fields) - _UNDERSTOOD - set(_REQUIRED) - _HARMLESS)
     if unknown:
         raise ValueError(
             f'config.json has the fields {", ".join(unknown)}, which are not supported. If they '
             f"don't change what the model computes, pass ignore={tuple(unknown)!r}."
         )
     for name, values in _REQUIRED.items():
-        if name in fields and name not in ignore and fields[name] not in values:
+        if name in fields and fields[name] not in values:
             raise ValueError(
                 f'config.json has {name} = {fields[name]!r}; supported is {values[0]!r} only.'
             )
@@ -159,15 +176,21 @@ def _rope(fields):
     theta = scaling.pop('rope_theta', fields.get('rope_theta'))
     if 'type' in scaling:  # the older name
         scaling.setdefault('rope_type', scaling.pop('type'))
-    if theta is None:
-        raise ValueError('config.json lacks rope_theta.')
+    theta = _positive('rope_theta', theta)
     if scaling.pop('partial_rotary_factor', 1) not in (1, None):
-        raise ValueError('config.json has a partial_rotary_factor, which is not supported.')
-    if scaling.get('rope_type', 'default') == 'default':
-        scaling = {}
-    elif scaling['rope_type'] == 'yarn':
-        scaling.setdefault('original_max_position_embeddings', fields['max_position_embeddings'])
-    return float(theta), scaling
+        raise ValueError('config.json has a partial_rotary_factor; supported is 1 only.')
+    kind = scaling.pop('rope_type', 'default')
+    if kind == 'default':
+        if scaling:
+            raise ValueError(
+                f'config.json scales its rotary embeddings by {scaling}, of no known rope_type; '
+                'supported are the types that sa_jax.models.rope.frequencies names.'
+            )
+        return theta, {}
+    if kind == 'yarn':
+        context = _number(fields, 'max_position_embeddings')
+        scaling.setdefault('original_max_position_embeddings', context)
+    return theta, {'rope_type': kind} | scaling
 
 
 def _experts(fields):
@@ -181,51 +204,77 @@ def _experts(fields):
 
 def _attention(fields, architecture):
     """Full attention, but for the layers that have a sliding window."""
-    window = fields.get('sliding_window')
-    if architecture.startswith('Qwen3') and not fields.get('use_sliding_window', False):
-        window = None
     layers = _number(fields, 'num_hidden_layers')
-    slides = _sliding_layers(fields, architecture, layers, window)
+    slides = _sliding_layers(fields, architecture, layers)
     if not any(slides):
         return {'attention': ('full',)}
-    if window is None:
-        raise ValueError('config.json has sliding layer_types but no sliding_window in use.')
     paths = {
         'attention': ('sliding_window',),
-        'attention_options': {'sliding_window': {'window': int(window)}},
+        'attention_options': {'sliding_window': {'window': _number(fields, 'sliding_window')}},
     }
     full = {str(layer): {'attention': ('full',)} for layer in range(layers) if not slides[layer]}
     return paths | {'layer_attention': full}
 
 
-def _sliding_layers(fields, architecture, layers, window):
-    types = fields.get('layer_types')
-    if types is not None:
-        known = {'full_attention': False, 'sliding_attention': True}
-        if len(types) != layers or not set(types) <= set(known):
+def _sliding_layers(fields, architecture, layers):
+    """Which layers have the window, by the rules of each family in transformers."""
+    window = fields.get('sliding_window')
+    if architecture == 'LlamaForCausalLM':
+        slides = [False] * layers
+        if window is not None:
             raise ValueError(
-                f'config.json has layer_types = {types!r}; expected one of {", ".join(known)} for '
-                f'each of the {layers} layers.'
+                f'config.json has sliding_window = {window!r}, which no Llama has; a model with a '
+                "window is a MistralForCausalLM. If it isn't used, pass ignore=('sliding_window',)."
             )
-        return [known[kind] for kind in types]
-    if window is None:
-        return [False] * layers
-    first = 0
-    if architecture == 'Qwen3ForCausalLM':
+    elif architecture == 'MistralForCausalLM':
+        # Where it is missing, versions of transformers differ.
+        if 'sliding_window' not in fields:
+            raise ValueError(
+                'config.json lacks sliding_window; expected a number of tokens, or null for none.'
+            )
+        slides = [window is not None] * layers
+    elif not fields.get('use_sliding_window', False) or window is None:
+        slides = [False] * layers
+    elif architecture == 'Qwen3ForCausalLM' and fields.get('layer_types') is None:
         first = _required(fields, 'max_window_layers')
-    return [layer >= first for layer in range(layers)]
+        slides = [layer >= first for layer in range(layers)]
+    else:
+        slides = [True] * layers
+    types = fields.get('layer_types')
+    if types is None:
+        return slides
+    known = {'full_attention': False, 'sliding_attention': True}
+    if len(types) != layers or not set(types) <= set(known):
+        raise ValueError(
+            f'config.json has layer_types = {types!r}; expected one of {", ".join(known)} for '
+            f'each of the {layers} layers.'
+        )
+    named = [known[kind] for kind in types]
+    # Qwen3 follows them; the other families' code does not look at them.
+    if named != slides and (architecture != 'Qwen3ForCausalLM' or not any(slides)):
+        raise ValueError(
+            f'config.json has layer_types = {types!r}, which its other fields contradict: they '
+            f'give a sliding window to {sum(slides)} of {layers} layers.'
+        )
+    return named
 
 
 def _required(fields, name):
     if fields.get(name) is None:
-        raise ValueError(f'config.json lacks {name}.')
+        raise ValueError(f'config.json lacks {name}, which its architecture needs; add it.')
     return fields[name]
+
+
+def _positive(name, value):
+    if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+        raise ValueError(f'config.json has {name} = {value!r}; expected a number above 0.')
+    return float(value)
 
 
 def _number(fields, name):
     value = _required(fields, name)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _LARGEST:
         raise ValueError(
-            f'config.json has {name} = {value!r}; expected a whole number of at least 1.'
+            f'config.json has {name} = {value!r}; expected a whole number from 1 to {_LARGEST:,}.'
         )
     return value

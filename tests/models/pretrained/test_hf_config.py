@@ -60,6 +60,8 @@ def test_experts_come_from_the_file():
         (QWEN3 | {'use_sliding_window': False, 'max_window_layers': 0}, [None, None]),
         (QWEN3 | {'layer_types': ['sliding_attention', 'full_attention']}, [5, None]),
         (QWEN3_MOE | {'use_sliding_window': True, 'sliding_window': 5}, [5, 5]),
+        (QWEN3_MOE | {'use_sliding_window': False, 'sliding_window': 5}, [None, None]),
+        (MISTRAL | {'layer_types': ['sliding_attention'] * 2}, [5, 5]),
     ],
 )
 def test_sliding_windows_are_those_of_the_layers(fields, windows):
@@ -87,18 +89,43 @@ def test_rotary_embeddings_are_read_from_old_and_new_files():
         ({'logit_scale': 2.0}, r"logit_scale.*ignore=\('logit_scale',\)"),
         ({'hidden_size': None}, 'lacks hidden_size'),
         ({'hidden_size': '16'}, "hidden_size = '16'"),
-        ({'rope_theta': None}, 'lacks rope_theta'),
+        ({'hidden_size': 1 << 40}, 'hidden_size = 1099511627776; expected .* to 16,777,216'),
+        ({'head_dim': 0}, 'head_dim = 0'),
+        ({'rope_theta': None}, 'rope_theta = None'),
+        ({'rope_theta': 'x'}, "rope_theta = 'x'"),
+        ({'rms_norm_eps': [1]}, r'rms_norm_eps = \[1\]'),
+        ({'rope_scaling': {'factor': 8.0}}, "{'factor': 8.0}, of no known rope_type"),
+        ({'rope_scaling': {'rope_type': 'linear', 'factor': 0.0}}, 'no positive numbers'),
+        (
+            {'rope_parameters': {'full_attention': {'rope_type': 'yarn', 'factor': 8.0}}},
+            'full_attention.*no known rope_type',
+        ),
+        ({'sliding_window': 5}, 'sliding_window = 5, which no Llama has'),
         ({'rope_scaling': {'rope_type': 'dynamic', 'factor': 2.0}}, "'dynamic'"),
         ({'rope_scaling': {'rope_type': 'linear'}}, 'factor'),
         ({'rope_scaling': {'rope_type': 'linear', 'factor': 2.0, 'odd': 1}}, 'odd'),
         ({'rope_parameters': {'rope_theta': 1e4, 'partial_rotary_factor': 0.5}}, 'partial_rotary'),
         ({'layer_types': ['full_attention']}, 'each of the 2 layers'),
-        ({'layer_types': ['sliding_attention'] * 2}, 'no sliding_window'),
+        ({'layer_types': ['sliding_attention'] * 2}, 'contradict'),
     ],
 )
 def test_what_is_not_supported_is_named(changes, message):
     with pytest.raises(ValueError, match=message):
         _read(LLAMA, **changes)
+
+
+@pytest.mark.parametrize(
+    ('fields', 'message'),
+    [
+        ({k: v for k, v in MISTRAL.items() if k != 'sliding_window'}, 'lacks sliding_window'),
+        (MISTRAL | {'sliding_window': 9.5}, 'sliding_window = 9.5'),
+        (MISTRAL | {'layer_types': ['full_attention'] * 2}, 'contradict: they give .* 2 of 2'),
+        (QWEN3 | {'use_sliding_window': False, 'layer_types': ['sliding_attention'] * 2}, '0 of 2'),
+    ],
+)
+def test_windows_that_transformers_would_read_otherwise_are_refused(fields, message):
+    with pytest.raises(ValueError, match=message):
+        _read(fields)
 
 
 def test_sparse_layers_among_dense_ones_are_refused():
