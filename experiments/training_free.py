@@ -14,8 +14,9 @@ from pathlib import Path
 from absl import app, flags
 
 from sa_jax.benchmarks import training_free
-from sa_jax.benchmarks.training_free_settings import CONTINUATIONS, Sweep
+from sa_jax.benchmarks.training_free_settings import Sweep
 from sa_jax.evaluation.patterns import PATTERNS
+from sa_jax.evaluation.scoring import CONTINUATIONS
 from sa_jax.models.pretrained import load_pretrained
 from sa_jax.report import training_free_plot, training_free_tables
 from sa_jax.training.results import write_result
@@ -26,6 +27,9 @@ _MODEL = flags.DEFINE_string(
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Receives the files.', required=True)
 _DTYPE = flags.DEFINE_enum(
     'dtype', 'bfloat16', ['bfloat16', 'float32'], 'Of parameters and computation.'
+)
+_IGNORE_FIELDS = flags.DEFINE_list(
+    'ignore_fields', [], "Of the model's configuration, unknown here but known not to matter."
 )
 _TASK_DATA = flags.DEFINE_string(
     'task_data', None, "Folder of TASK.jsonl and TASK.txt; 'sotu': made from the default corpus."
@@ -66,7 +70,12 @@ def sweep_from_flags() -> Sweep:
       ValueError: One is out of range, or no number where one is expected.
     """
     given = {x.name: tuple(x.value) if isinstance(x.value, list) else x.value for x in _SETTINGS}
-    given['effective_windows'] = tuple(map(int, given['effective_windows']))
+    try:
+        given['effective_windows'] = tuple(map(int, given['effective_windows']))
+    except ValueError as error:
+        raise ValueError(
+            f'--effective_windows={",".join(given["effective_windows"])}; expected whole numbers.'
+        ) from error
     return Sweep(**given)
 
 
@@ -76,10 +85,31 @@ def score(sweep: Sweep, workdir: Path) -> None:
         tasks = training_free.load_tasks(
             sweep, _TASK_DATA.value, workdir, confirm_run_unsafe_code=_CONFIRM.value
         )
-        pretrained = load_pretrained(_MODEL.value, dtype=_DTYPE.value)
+        pretrained = load_pretrained(
+            _MODEL.value, dtype=_DTYPE.value, ignore=tuple(_IGNORE_FIELDS.value)
+        )
     except (ImportError, RuntimeError, ValueError) as error:
         raise SystemExit(str(error)) from None
     training_free.run_sweep(sweep, tasks, pretrained, workdir)
+
+
+def read_results(paths: list[str]) -> list[dict]:
+    """The results of other sweeps.
+
+    Raises:
+      ValueError: A file is missing or no result.
+    """
+    results = []
+    for path in paths:
+        try:
+            results.append(json.loads(Path(path).expanduser().read_text()))
+            _ = results[-1]['config'], results[-1]['figures']['cells']
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f'--beside: {path} is no result.json of a sweep ({error!r}); leave it out, or make '
+                'it with --report_only.'
+            ) from error
+    return results
 
 
 def main(argv: list[str]) -> None:
@@ -89,6 +119,7 @@ def main(argv: list[str]) -> None:
     workdir = Path(_WORKDIR.value).expanduser()
     try:
         sweep = sweep_from_flags()
+        others = read_results(_BESIDE.value)
     except ValueError as error:
         raise app.UsageError(str(error)) from error
     try:
@@ -107,8 +138,7 @@ def main(argv: list[str]) -> None:
         figures=figures,
         seeds={'permutations': list(range(sweep.draws))},
     )
-    paths = [workdir / 'result.json', *(Path(x).expanduser() for x in _BESIDE.value)]
-    results = [json.loads(path.read_text()) for path in paths]
+    results = [json.loads((workdir / 'result.json').read_text()), *others]
     tables = training_free_tables.tables(results)
     (workdir / 'training_free.md').write_text(tables)
     training_free_plot.plot(results, workdir / 'training_free.png')

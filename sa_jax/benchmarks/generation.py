@@ -115,7 +115,8 @@ def _ours(model, tokens, new_tokens):
         held['start'] = jax.block_until_ready(decoding.start(model, prompt, length=length))
 
     def decode():
-        # Each time the same tokens behind the same prompt: only the count is set back.
+        # Each time as many tokens behind the same prompt: only the count is set back. Which tokens
+        # they are differs, as a round goes on from the logits of the last one.
         logits, cache = held['start']
         for _ in range(new_tokens):
             logits, cache = decoding.step(model, cache, jnp.argmax(logits, -1))

@@ -20,10 +20,10 @@ from tqdm import tqdm
 
 from sa_jax.benchmarks.training_free_settings import Cell, Sweep
 from sa_jax.data.speech_tasks import write_speech_tasks
-from sa_jax.evaluation.fingerprint import fingerprint
 from sa_jax.evaluation.named_tasks import NamedTask, TaskOptions
 from sa_jax.evaluation.scoring import Scorer
 from sa_jax.models.pretrained import Pretrained
+from sa_jax.models.pretrained.fingerprint import fingerprint
 from sa_jax.training.files import write_atomically
 from sa_jax.training.results import describe_device, git_revision, versions
 
@@ -48,7 +48,8 @@ def load_tasks(
       confirm_run_unsafe_code: That programs of the model may be run on this machine.
 
     Raises:
-      ValueError: A task doesn't exist or is damaged, or would run programs unconfirmed.
+      ValueError: A task doesn't exist or is damaged, would run programs unconfirmed, or has no
+        continuations to decode.
       RuntimeError: Programs can't be confined here.
       ImportError: A package is missing.
     """
@@ -86,8 +87,8 @@ def run_sweep(
 
     Raises:
       SweepError: The workdir has cells of another model or other settings, which the message names,
-        or a damaged one; or the model has no tokenizer.
-      ValueError: The model can't have a pattern.
+        or a damaged one; or the model has no tokenizer, can't have a pattern, or can't be asked a
+        task.
     """
     model, tokenizer, context_length = pretrained
     if tokenizer is None:
@@ -98,7 +99,12 @@ def run_sweep(
         **sweep.fixed_settings(),
     }
     cells = sweep.cells()
-    models = {cell.matched: model.with_config(**sweep.changes(cell)) for cell in cells}
+    try:
+        for task in tasks.values():
+            task.check(tokenizer, context_length)
+        models = {cell.matched: model.with_config(**sweep.changes(cell)) for cell in cells}
+    except ValueError as error:
+        raise SweepError(str(error)) from error
     (workdir / 'cells').mkdir(parents=True, exist_ok=True)
     records = _read(workdir, settings, {name: task.fingerprint for name, task in tasks.items()})
     seconds = {cell: record['seconds'] for cell, record in records.items()}
@@ -133,6 +139,7 @@ def run_sweep(
                 'model': _describe_model(pretrained),
                 'attention_options': models[cell.matched].config.attention_options.unfreeze(),
                 **scores,
+                'num_shots': tasks[cell.task].num_shots,
                 'seconds': seconds[cell],
                 'settings': settings | {'task': tasks[cell.task].fingerprint},
                 'git_revision': git_revision(),
@@ -189,7 +196,10 @@ def _read(
         try:
             record = json.loads(path.read_text())
             cell = Cell(*(record[name] for name in Cell._fields))
-            found = record['settings']
+            found = dict(record['settings'])
+            _ = float(record['seconds']), dict(record['metrics'])
+            if cell.file_name != path.name:
+                raise ValueError(f'it holds {cell.file_name}')
         except (ValueError, KeyError, TypeError) as error:
             raise SweepError(
                 f'{path} is damaged ({error!r}); delete it to score it anew.'

@@ -8,8 +8,7 @@ import urllib.parse
 from typing import Any, NamedTuple
 
 from sa_jax.evaluation.patterns import PATTERNS, matched_pattern
-
-CONTINUATIONS = ('prefill', 'decode')
+from sa_jax.evaluation.scoring import CONTINUATIONS
 
 
 class Cell(NamedTuple):
@@ -98,10 +97,11 @@ class Sweep:
             raise ValueError(
                 f'continuation = {self.continuation!r}; expected {" or ".join(CONTINUATIONS)}.'
             )
-        for name in ('draws', 'tokens_per_batch', 'limit', 'text_limit'):
+        least = dict.fromkeys(('draws', 'tokens_per_batch', 'limit', 'text_limit'), 1)
+        for name, smallest in (least | {'num_sinks': 0, 'num_shots': 0, 'text_window': 2}).items():
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f'{name} = {value}; expected at least 1.')
+            if value is not None and value < smallest:
+                raise ValueError(f'{name} = {value}; expected at least {smallest}.')
         for pattern in self.patterns:
             for window in self.effective_windows:
                 matched_pattern(pattern, window)

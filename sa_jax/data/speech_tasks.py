@@ -18,8 +18,6 @@ from collections.abc import Iterator
 from sa_jax.data.sotu import Sotu
 from sa_jax.data.sources import read_text
 
-TASKS = ('speeches_last_word', 'speeches_text')
-
 _PASSAGES_PER_SPEECH = 4
 _LEAST_WORDS, _MOST_WORDS = 150, 190  # of a passage
 _EXCERPT_CHARACTERS = 2600
@@ -45,8 +43,8 @@ def write_speech_tasks(folder: pathlib.Path) -> None:
     lines = [
         json.dumps({'context': context, 'continuation': word}) + '\n' for context, word in items
     ]
-    (folder / f'{TASKS[0]}.jsonl').write_text(''.join(lines), encoding='utf-8')
-    (folder / f'{TASKS[1]}.txt').write_text('\n\n'.join(excerpts) + '\n', encoding='utf-8')
+    (folder / 'speeches_last_word.jsonl').write_text(''.join(lines), encoding='utf-8')
+    (folder / 'speeches_text.txt').write_text('\n\n'.join(excerpts) + '\n', encoding='utf-8')
 
 
 def passages(text: str) -> Iterator[tuple[str, str]]:

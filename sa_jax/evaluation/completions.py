@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 from tqdm import tqdm
 
 from sa_jax.evaluation.batches import plan_batches
 from sa_jax.evaluation.scoring import Scorer
-from sa_jax.models.decoder import Decoder
-from sa_jax.models.generation import generate
+from sa_jax.models.generation import continuation_text, generate
 from sa_jax.tokenization.tokenizers import Tokenizer
 
 _SEED = 1
@@ -40,24 +39,22 @@ def complete(
     stop: Sequence[str] = (),
     temperature: float = 0.0,
     top_p: float = 1.0,
-    full_decoding: bool = True,
-    add_bos: bool = False,
     progress: bool = True,
 ) -> list[Completion]:
-    """Continues prompts.
+    """Continues prompts; new tokens attend to all before them, whatever the pattern of the prompt.
+
+    What is drawn for a prompt depends on its place in the list only.
 
     Args:
       scorer: With the model, the size of batches and the draw of the permutations.
       tokenizer: Of the model.
-      prompts: Texts; an empty one is replaced by the token that begins documents.
+      prompts: Texts. The token that begins documents is put before each if the tokenizer does so,
+        and in the place of an empty one.
       max_new_tokens: Tokens to add at most. Of prompts that don't leave room for them the
         right-most tokens are kept.
       stop: Texts that end a continuation, as the tokenizer's `eos_id` does.
       temperature: Divides the logits; 0 takes the likeliest token.
       top_p: Draw among the likeliest tokens that together have this probability.
-      full_decoding: Whether new tokens attend to all before them, whatever the pattern of the
-        prompt; otherwise the model's pattern holds for them as well.
-      add_bos: Whether each prompt begins with the token that begins documents.
       progress: Whether to show a bar on standard error.
 
     Raises:
@@ -70,9 +67,13 @@ def complete(
             f'at most {scorer.max_length} tokens has room for a prompt; got {max_new_tokens}.'
         )
     encoded = [tokenizer.encode(prompt) for prompt in prompts]
-    encoded = [[tokenizer.bos_id, *ids] if add_bos or not ids else ids for ids in encoded]
+    encoded = [
+        [tokenizer.bos_id, *ids] if tokenizer.adds_bos or not ids else ids for ids in encoded
+    ]
     kept = [ids[-longest:] for ids in encoded]
     texts = [''] * len(prompts)
+    names = ('attention', 'attention_options', 'layer_attention')
+    pattern = {name: getattr(scorer.model.config, name) for name in names}
     batches = plan_batches(
         [len(ids) + max_new_tokens for ids in kept],
         tokens_per_batch=scorer.tokens_per_batch,
@@ -81,33 +82,24 @@ def complete(
     with tqdm(
         total=len(prompts), desc='Completing', leave=False, disable=not progress or None
     ) as bar:
-        for number, batch in enumerate(batches):
+        for batch in batches:
             continuations = generate(
                 scorer.model,
                 [kept[member] for member in batch.members],
                 max_new_tokens=max_new_tokens,
                 tokenizer=tokenizer,
-                prefill_attention=_pattern(scorer.model) if full_decoding else None,
+                prefill_attention=pattern,
                 temperature=temperature,
                 top_p=top_p,
                 stop=stop,
-                key=jax.random.fold_in(jax.random.key(_SEED), number),
+                key=jax.random.key(_SEED),
                 permutation_key=scorer.permutation_key,
+                example_ids=batch.members,
             )
             for member, ids in zip(batch.members, continuations, strict=True):
-                texts[member] = _cut(tokenizer.decode(ids), stop)
+                texts[member] = continuation_text(tokenizer, kept[member], ids, stop)
             bar.update(len(batch.members))
     return [
         Completion(text, len(kept_ids), len(ids) - len(kept_ids))
         for text, kept_ids, ids in zip(texts, kept, encoded, strict=True)
     ]
-
-
-def _pattern(model: Decoder) -> dict[str, Any]:
-    names = ('attention', 'attention_options', 'layer_attention')
-    return {name: getattr(model.config, name) for name in names}
-
-
-def _cut(text: str, stop: Sequence[str]) -> str:
-    places = [text.find(end) for end in stop]
-    return text[: min((place for place in places if place >= 0), default=len(text))]

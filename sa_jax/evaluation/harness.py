@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
-from unittest import mock
 
 import numpy as np
 from absl import logging
 
-from sa_jax.evaluation.completions import complete
+from sa_jax.evaluation.completions import Completion, complete
 from sa_jax.evaluation.requests import Request, encode_request, rolling_requests
-from sa_jax.evaluation.scoring import Scorer
+from sa_jax.evaluation.scoring import Score, Scorer
 from sa_jax.extras import optional_import
 from sa_jax.tokenization.tokenizers import Tokenizer
 
@@ -47,6 +47,7 @@ class HarnessLM(_model.TemplateLM):
 
     Attributes:
       truncation: What was cut so far.
+      num_read: The tokens that the model read of each request so far.
     """
 
     def __init__(
@@ -54,8 +55,6 @@ class HarnessLM(_model.TemplateLM):
         scorer: Scorer,
         tokenizer: Tokenizer,
         *,
-        full_decoding: bool = True,
-        add_bos: bool = False,
         progress: bool = True,
     ):
         """Wraps a model.
@@ -63,17 +62,13 @@ class HarnessLM(_model.TemplateLM):
         Args:
           scorer: With the model, its pattern and the draw of the permutations.
           tokenizer: Of the model.
-          full_decoding: Whether generated tokens attend to all before them, as for `complete`.
-          add_bos: Whether every text begins with the token that begins documents; some models were
-            trained so.
           progress: Whether to show bars on standard error.
         """
         super().__init__()
         self.truncation = Truncation(0, 0)
+        self.num_read: list[int] = []
         self._scorer = scorer
         self._text_tokenizer = tokenizer
-        self._full_decoding = full_decoding
-        self._add_bos = add_bos
         self._progress = progress
 
     @property
@@ -94,14 +89,15 @@ class HarnessLM(_model.TemplateLM):
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
     ) -> list[int]:
-        """The tokens of a text."""
+        """The tokens of a text, behind the one that begins documents if the tokenizer adds it."""
         del kwargs
-        add_bos = self._add_bos if add_special_tokens is None else add_special_tokens
+        add_bos = (
+            self._text_tokenizer.adds_bos if add_special_tokens is None else add_special_tokens
+        )
         return [self.prefix_token_id] * add_bos + self._text_tokenizer.encode(string)
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        request = encode_request(self._text_tokenizer, context, continuation, add_bos=self._add_bos)
-        return tuple(request)
+        return tuple(encode_request(self._text_tokenizer, context, continuation))
 
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple], disable_tqdm: bool = False, **kwargs: Any
@@ -111,27 +107,36 @@ class HarnessLM(_model.TemplateLM):
             [Request(context, continuation) for _, context, continuation in requests],
             progress=self._progress and not disable_tqdm,
         )
-        self._count(score.num_dropped for score in scores)
+        self._count(scores)
         return [(score.log_probability, score.is_greedy) for score in scores]
 
     def loglikelihood_rolling(
         self, requests: Sequence[Any], disable_tqdm: bool = False
     ) -> list[float]:
-        """The log probabilities of whole texts, in disjoint windows."""
+        """The log probabilities of whole texts, in disjoint windows.
+
+        Raises:
+          ValueError: Continuations are to be decoded, which a text has none of.
+        """
+        if self._scorer.continuation == 'decode':
+            raise ValueError(
+                "A text has no prompt: with continuation = 'decode' every pattern is full "
+                "attention. Score it with 'prefill', or leave the task out."
+            )
         windows = [
             rolling_requests(
-                self._text_tokenizer.encode(request.args[0]),
+                self.tok_encode(request.args[0]),
                 prefix=self.prefix_token_id,
                 max_length=self.max_length,
             )
             for request in requests
         ]
-        scores = iter(
-            self._scorer.score(
-                [window for of_text in windows for window in of_text],
-                progress=self._progress and not disable_tqdm,
-            )
+        scores = self._scorer.score(
+            [window for of_text in windows for window in of_text],
+            progress=self._progress and not disable_tqdm,
         )
+        self._count(scores)
+        scores = iter(scores)
         return [sum(next(scores).log_probability for _ in of_text) for of_text in windows]
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
@@ -151,17 +156,16 @@ class HarnessLM(_model.TemplateLM):
                 self._text_tokenizer,
                 [requests[index].args[0] for index in members],
                 **dict(options),
-                full_decoding=self._full_decoding,
-                add_bos=self._add_bos,
                 progress=self._progress and not disable_tqdm,
             )
-            self._count(completion.num_dropped for completion in completions)
+            self._count(completions)
             for index, completion in zip(members, completions, strict=True):
                 texts[index] = completion.text
         return texts
 
-    def _count(self, num_dropped) -> None:
-        cut = [dropped for dropped in num_dropped if dropped]
+    def _count(self, results: Sequence[Score | Completion]) -> None:
+        self.num_read += [result.num_read for result in results]
+        cut = [result.num_dropped for result in results if result.num_dropped]
         if cut:
             logging.warning(
                 'Cut %d tokens from the left of %d requests, which are longer than the %d that '
@@ -174,22 +178,79 @@ class HarnessLM(_model.TemplateLM):
         self.truncation = Truncation(requests + len(cut), tokens + sum(cut))
 
 
-def evaluate_tasks(
-    models: Sequence[HarnessLM],
+class LoadedTasks(NamedTuple):
+    """Tasks of the harness with their items.
+
+    Attributes:
+      found: Tasks and groups as the harness gives them.
+      num_shots: By task and group the solved examples before each item; None for a group whose
+        tasks have different numbers.
+    """
+
+    found: Mapping[str, Any]
+    num_shots: Mapping[str, int | None]
+
+    @property
+    def has_texts(self) -> bool:
+        """Whether a task is the perplexity of whole texts."""
+        return any(
+            task.OUTPUT_TYPE == 'loglikelihood_rolling' for task in self.found['tasks'].values()
+        )
+
+
+def load_tasks(
     tasks: Sequence[str | Mapping[str, Any]],
     *,
-    limit: int | None = None,
     num_shots: int | None = None,
     task_folder: str | os.PathLike | None = None,
+) -> LoadedTasks:
+    """Loads tasks of the harness and their data.
+
+    Args:
+      tasks: Names of tasks, groups or tags, or configurations.
+      num_shots: Solved examples before each item; None for the task's own number. Tasks that say 0
+        keep it, which is logged.
+      task_folder: Where to look for further tasks, in the harness's YAML.
+
+    Raises:
+      ValueError: There is no task, one runs programs, or one can't be loaded.
+    """
+    if not tasks:
+        raise ValueError('No task is given; expected at least one.')
+    _seed()
+    try:
+        found = _tasks.TaskManager(include_path=task_folder).load(list(tasks))
+    except Exception as error:  # Of the harness, of the library datasets, or of the network.
+        raise ValueError(
+            f'lm-evaluation-harness cannot load {", ".join(map(str, tasks))}: {error!r}. Its data '
+            'come from the hub; where that cannot be reached, use local files.'
+        ) from error
+    for name, task in found['tasks'].items():
+        if getattr(task, 'UNSAFE_CODE', False):
+            raise ValueError(
+                f'{name} runs programs that the model writes, which is not done within the '
+                'harness; for HumanEval use sa_jax.evaluation.programs.'
+            )
+        own = task.get_config('num_fewshot')
+        # A task that says 0 can't have any.
+        if num_shots is not None and own != 0:
+            task.set_config('num_fewshot', num_shots)
+        elif own is None:
+            task.set_config('num_fewshot', 0)
+        elif num_shots not in (None, own):
+            logging.warning('%s takes no solved examples, instead of %d.', name, num_shots)
+    return LoadedTasks(found, _num_shots(found))
+
+
+def evaluate_tasks(
+    models: Sequence[HarnessLM], tasks: LoadedTasks, *, limit: int | None = None
 ) -> dict[str, dict[str, Any]]:
     """Evaluates tasks of the harness, once for each draw of the permutations.
 
     Args:
       models: The same model under one draw each; a single one where nothing is permuted.
-      tasks: Names of tasks, groups or tags, or configurations.
+      tasks: Of `load_tasks`; they can be evaluated again.
       limit: The first items of each task only; None for all.
-      num_shots: Solved examples before each item; None for the task's own number.
-      task_folder: Where to look for further tasks, in the harness's YAML.
 
     Returns:
       By task or group `metrics` and `num_items` (None for a group). A metric has its `mean` and
@@ -198,14 +259,11 @@ def evaluate_tasks(
       harness gives none).
 
     Raises:
-      ValueError: There is no model or task, or a task runs programs.
+      ValueError: There is no model.
     """
-    if not models or not tasks:
-        raise ValueError(
-            f'Expected at least one model and task, got {len(models)} and {len(tasks)}.'
-        )
-    manager = _tasks.TaskManager(include_path=task_folder)
-    drawn = [_evaluate(model, manager, tasks, limit, num_shots) for model in models]
+    if not models:
+        raise ValueError('No model is given; expected at least one.')
+    drawn = [_evaluate(model, tasks.found, limit) for model in models]
     results = {}
     for name, first in drawn[0].items():
         metrics = {}
@@ -225,41 +283,59 @@ def evaluate_tasks(
     return results
 
 
-def _evaluate(model, manager, tasks, limit, num_shots) -> dict[str, dict[str, Any]]:
+def _evaluate(model, found, limit) -> dict[str, dict[str, Any]]:
     """The harness's figures of one model, by task and group.
 
     Its `simple_evaluate` does the same, but also imports torch where that is installed.
     """
-    random.seed(_SEED)
-    np.random.seed(_OTHER_SEED)  # noqa: NPY002
-    loaded = manager.load(list(tasks))
-    for name, task in loaded['tasks'].items():
-        if getattr(task, 'UNSAFE_CODE', False):
-            raise ValueError(
-                f'{name} runs programs that the model writes, which is not done within the '
-                'harness; for HumanEval use sa_jax.evaluation.programs.'
-            )
-        own = task.get_config('num_fewshot')
-        # A task that says 0 can't have any.
-        if num_shots is not None and own != 0:
-            task.set_config('num_fewshot', num_shots)
-        elif own is None:
-            task.set_config('num_fewshot', 0)
+    _seed()
+    for task in found['tasks'].values():
         task.set_fewshot_seed(_OTHER_SEED)
-    # Its bootstrap would fork this process, with all threads of JAX.
-    with mock.patch.dict(os.environ, DISABLE_MULTIPROC='1'):
-        found = _evaluator.evaluate(
+    with _in_this_process():
+        figures = _evaluator.evaluate(
             model,
-            loaded,
+            found,
             limit=limit,
             bootstrap_iters=_BOOTSTRAP_DRAWS,
             log_samples=False,
         )
-    counts = found['n-samples']
+    counts = figures['n-samples']
     return {
         name: {**metrics, 'num_items': counts[name]['effective'] if name in counts else None}
-        for name, metrics in (found['results'] | found.get('groups', {})).items()
+        for name, metrics in (figures['results'] | figures.get('groups', {})).items()
     }
+
+
+def _seed() -> None:
+    random.seed(_SEED)
+    np.random.seed(_OTHER_SEED)  # noqa: NPY002
+
+
+@contextlib.contextmanager
+def _in_this_process() -> Iterator[None]:
+    """Keeps the harness's bootstrap from forking this process, with all threads of JAX."""
+    name = 'DISABLE_MULTIPROC'
+    before = os.environ.get(name)
+    os.environ[name] = '1'
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def _num_shots(found) -> dict[str, int | None]:
+    children = found.get('group_map', {})
+
+    def numbers(name):
+        if name in found['tasks']:
+            return {found['tasks'][name].get_config('num_fewshot')}
+        return set().union(*map(numbers, children.get(name, ())))
+
+    of_all = {name: numbers(name) for name in (*found['tasks'], *children)}
+    return {name: of.pop() if len(of) == 1 else None for name, of in of_all.items()}
 
 
 def _generation_options(options: Mapping[str, Any]) -> dict[str, Any]:

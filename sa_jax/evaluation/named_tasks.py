@@ -19,9 +19,8 @@ from typing import Any
 import numpy as np
 
 from sa_jax.evaluation import programs, sandbox, tasks
-from sa_jax.evaluation.requests import Request
-from sa_jax.evaluation.scoring import Score, Scorer
-from sa_jax.evaluation.task_results import TaskResult
+from sa_jax.evaluation.scoring import Scorer
+from sa_jax.evaluation.task_results import Metric, TaskResult
 from sa_jax.extras import optional_import
 from sa_jax.tokenization.tokenizers import Tokenizer
 
@@ -56,7 +55,8 @@ class NamedTask:
     Attributes:
       name: Its name.
       fingerprint: Of its content; for tasks of the harness its version.
-      is_text: Whether it is the perplexity of a local text.
+      is_text: Whether it is, or holds, the perplexity of a text.
+      num_shots: Solved items before each item; None for a group whose tasks have different numbers.
     """
 
     def __init__(self, name: str, folder: pathlib.Path | None, options: TaskOptions):
@@ -69,13 +69,14 @@ class NamedTask:
           options: How it is read.
 
         Raises:
-          ValueError: The task doesn't exist or is damaged, or would run programs unconfirmed.
+          ValueError: The task doesn't exist, can't be loaded or is damaged, or would run programs
+            unconfirmed.
+          RuntimeError: Its programs can't be confined here.
         """
         self.name = name
+        self.num_shots: int | None = 0
         self._options = options
-        if name == HUMANEVAL:
-            sandbox.check_can_run(options.confirm_run_unsafe_code)
-        self._task = None
+        self._task, self._loaded = None, None
         if folder is not None:
             path = _path(name, folder)
             self.fingerprint = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
@@ -85,7 +86,28 @@ class NamedTask:
             self._task = programs.load_humaneval(limit=options.limit)
         else:
             self.fingerprint = f'lm_eval {_check_harness(name)}'
-        self.is_text = isinstance(self._task, tasks.TextTask)
+            self._loaded = _load_of_harness(name, options.num_shots)
+            self.num_shots = self._loaded.num_shots[name]
+        if isinstance(self._task, programs.ProgramTask):
+            sandbox.check_can_run(options.confirm_run_unsafe_code)
+        elif isinstance(self._task, tasks.ItemTask):
+            self.num_shots = options.num_shots or 0
+        self.is_text = isinstance(self._task, tasks.TextTask) or (
+            self._loaded is not None and self._loaded.has_texts
+        )
+
+    def check(self, tokenizer: Tokenizer, max_length: int) -> None:
+        """Finds out whether a model can be asked, before hours are spent on other tasks.
+
+        Args:
+          tokenizer: Of the model.
+          max_length: The tokens that it reads at most.
+
+        Raises:
+          ValueError: It can't.
+        """
+        if self._task is not None:
+            tasks.check(self._task, tokenizer, max_length)
 
     def evaluate(
         self,
@@ -110,58 +132,38 @@ class NamedTask:
         """
         shared = {'effective_windows': effective_windows, 'progress': progress}
         if self._task is None:
-            return self._evaluate_harness(scorer, tokenizer, **shared)
-        if isinstance(self._task, programs.ProgramTask):
+            result = self._evaluate_harness(scorer, tokenizer, **shared)
+        else:
             confirmed = self._options.confirm_run_unsafe_code
-            result = programs.evaluate_programs(
+            result = tasks.evaluate(
                 self._task, scorer, tokenizer, confirm_run_unsafe_code=confirmed, **shared
             )
-        else:
-            result = tasks.evaluate(self._task, scorer, tokenizer, **shared)
         return result.aggregates() | {'groups': _groups(result)}
 
-    def _evaluate_harness(self, scorer, tokenizer, effective_windows, progress):
+    def _evaluate_harness(self, scorer, tokenizer, effective_windows, progress) -> TaskResult:
+        # It needs a package that local tasks do without.
         from sa_jax.evaluation import harness
 
-        measured = _MeasuredScorer(scorer)
-        model = harness.HarnessLM(measured, tokenizer, progress=progress)
-        results = harness.evaluate_tasks(
-            [model], [self.name], limit=self._options.limit, num_shots=self._options.num_shots
-        )
-        result = results[self.name]
-        num_read = np.array(measured.num_read)
-        return {
-            'metrics': {
-                name: {'value': metric['mean'], 'stderr': metric['stderr']}
+        model = harness.HarnessLM(scorer, tokenizer, progress=progress)
+        result = harness.evaluate_tasks([model], self._loaded, limit=self._options.limit)[self.name]
+        num_read = np.array(model.num_read)
+        has_read = len(num_read) > 0
+        return TaskResult(
+            metrics={
+                name: Metric(metric['mean'], metric['stderr'])
                 for name, metric in result['metrics'].items()
             },
-            'num_items': result['num_items'],
-            'mean_tokens': float(num_read.mean()) if len(num_read) else None,
-            'share_longer': {
-                str(window): float((num_read > window).mean())
+            num_items=result['num_items'],
+            mean_tokens=float(num_read.mean()) if has_read else None,
+            share_longer={
+                window: float((num_read > window).mean())
                 for window in effective_windows
-                if len(num_read)
+                if has_read
             },
-            'num_truncated': model.truncation.requests,
-            'num_dropped': model.truncation.tokens,
-            'groups': {},
-        }
-
-
-class _MeasuredScorer:
-    """A scorer that remembers how much the model read of each request."""
-
-    def __init__(self, scorer: Scorer):
-        self.num_read: list[int] = []
-        self._scorer = scorer
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._scorer, name)
-
-    def score(self, requests: Sequence[Request], **options: Any) -> list[Score]:
-        scores = self._scorer.score(requests, **options)
-        self.num_read += [score.num_read for score in scores]
-        return scores
+            num_truncated=model.truncation.requests,
+            num_dropped=model.truncation.tokens,
+            per_item={},
+        )
 
 
 @functools.lru_cache
@@ -180,6 +182,19 @@ def _check_harness(name: str) -> str:
             'folder.'
         )
     return importlib.metadata.version('lm_eval')
+
+
+def _load_of_harness(name: str, num_shots: int | None):
+    # It needs a package that local tasks do without.
+    from sa_jax.evaluation import harness
+
+    loaded = harness.load_tasks([name], num_shots=num_shots)
+    if name not in loaded.num_shots:
+        raise ValueError(
+            f'{name!r} stands for several tasks of lm-evaluation-harness; give them instead: '
+            f'{", ".join(loaded.num_shots)}.'
+        )
+    return loaded
 
 
 def _path(name: str, folder: pathlib.Path) -> pathlib.Path:
@@ -204,6 +219,8 @@ def _load(path: pathlib.Path, options: TaskOptions):
 
 def _groups(result: TaskResult) -> Mapping[str, list[float]]:
     """The means of neighbouring items, by metric."""
+    if not result.per_item:
+        return {}
     number = min(_MOST_GROUPS, result.num_items // _LEAST_ITEMS)
     if number < _LEAST_GROUPS:
         return {}

@@ -17,7 +17,8 @@ from sa_jax.tokenization.tokenizers import Tokenizer
 
 FIELDS = ('task_id', 'prompt', 'entry_point', 'test')
 
-_MAX_NEW_TOKENS = 512
+# As lm-evaluation-harness.
+_MAX_NEW_TOKENS = 1024
 # What follows the function that is to be completed.
 _STOP = ('\nclass', '\ndef', '\n#', '\nif', '\nprint')
 _HUB_DATASET = 'openai/openai_humaneval'
@@ -80,6 +81,15 @@ def load_humaneval(*, limit: int | None = None) -> ProgramTask:
     return ProgramTask('humaneval', [_problem(record) for record in records][:limit])
 
 
+def check_room(task: ProgramTask, max_length: int) -> None:
+    """Raises a ValueError if a model that reads `max_length` tokens can't write programs."""
+    if max_length <= _MAX_NEW_TOKENS:
+        raise ValueError(
+            f'{task.name} asks for programs of up to {_MAX_NEW_TOKENS} tokens, but the model reads '
+            f'at most {max_length} tokens; leave the task out.'
+        )
+
+
 def evaluate_programs(
     task: ProgramTask,
     scorer: Scorer,
@@ -87,8 +97,6 @@ def evaluate_programs(
     *,
     confirm_run_unsafe_code: bool,
     effective_windows: Sequence[int] = (),
-    full_decoding: bool = True,
-    add_bos: bool = False,
     progress: bool = True,
 ) -> TaskResult:
     """Completes each function greedily, and runs it with its test.
@@ -99,8 +107,6 @@ def evaluate_programs(
       tokenizer: Of the model.
       confirm_run_unsafe_code: That programs of the model may be run on this machine.
       effective_windows: For each of them, the result says which share of the prompts is longer.
-      full_decoding: As for `complete`.
-      add_bos: As for `complete`.
       progress: Whether to show a bar on standard error.
 
     Returns:
@@ -117,8 +123,6 @@ def evaluate_programs(
         [problem.prompt for problem in task.problems],
         max_new_tokens=_MAX_NEW_TOKENS,
         stop=_STOP,
-        full_decoding=full_decoding,
-        add_bos=add_bos,
         progress=progress,
     )
     outcomes = sandbox.run_programs(

@@ -20,20 +20,18 @@ class Request(NamedTuple):
     continuation: Sequence[int]
 
 
-def encode_request(
-    tokenizer: Tokenizer, context: str, continuation: str, *, add_bos: bool = False
-) -> Request:
+def encode_request(tokenizer: Tokenizer, context: str, continuation: str) -> Request:
     """The tokens of a text and of its continuation, as lm-evaluation-harness takes them.
 
     Both are encoded as one text, so that tokens reach over spaces as they do in running text; what
     the context's tokens don't cover is the continuation. Spaces at the end of the context go to
-    the continuation.
+    the continuation. The token that begins documents is put before the context if the tokenizer
+    does so.
 
     Args:
       tokenizer: Of the model.
-      context: May be empty; then the token that begins documents takes its place.
+      context: May be empty; then that token takes its place.
       continuation: What is to be scored.
-      add_bos: Whether to put that token before every context.
 
     Raises:
       ValueError: No token is left for the continuation.
@@ -46,7 +44,7 @@ def encode_request(
             f'The continuation {continuation!r} has no token of its own behind its context; '
             'expected text, usually with a space before it.'
         )
-    prefix = [tokenizer.bos_id] if add_bos or not ids else []
+    prefix = [tokenizer.bos_id] if tokenizer.adds_bos or not ids else []
     return Request(prefix + ids, whole[len(ids) :])
 
 

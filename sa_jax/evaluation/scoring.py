@@ -27,7 +27,7 @@ from sa_jax.models.sharding import MESH_AXES
 _DRAWS_SEED = 0
 # Logits over the whole vocabulary exist for this many tokens at a time.
 _LOGIT_ROWS = 128
-_CONTINUATIONS = ('prefill', 'decode')
+CONTINUATIONS = ('prefill', 'decode')
 
 
 class Score(NamedTuple):
@@ -67,13 +67,16 @@ class _Fitted(NamedTuple):
 class Scorer:
     """Scores continuations, each with one forward pass over context and continuation.
 
-    A score depends neither on the other requests nor on the batches: padding is masked, and
-    permutations are drawn over the request's own tokens.
+    A score doesn't depend on the batches: padding is masked, and permutations are drawn over the
+    request's own tokens. With a permutation_scope of 'example' it does depend on the request's
+    place in the list, as another permutation is drawn for each; requests that share their forward
+    pass have that of the first. Otherwise it doesn't depend on the other requests either.
 
     Attributes:
       model: The decoder.
       max_length: The tokens that it reads at most.
       tokens_per_batch: Tokens of a batch, padding included.
+      continuation: How the tokens of continuations attend, 'prefill' or 'decode'.
       permutation_key: A typed key, of the draw.
     """
 
@@ -112,8 +115,8 @@ class Scorer:
         ):
             if value < least:
                 raise ValueError(f'{name} must be at least {least}, got {value}.')
-        if continuation not in _CONTINUATIONS:
-            raise ValueError(f'continuation must be one of {_CONTINUATIONS}, got {continuation!r}.')
+        if continuation not in CONTINUATIONS:
+            raise ValueError(f'continuation must be one of {CONTINUATIONS}, got {continuation!r}.')
         if continuation == 'decode' and len(model.config.attention) > 1:
             raise ValueError(
                 f"continuation='decode' replaces the pattern by full attention, but the model has "
@@ -122,7 +125,7 @@ class Scorer:
         self.model = model
         self.max_length = max_length
         self.tokens_per_batch = tokens_per_batch
-        self._continuation = continuation
+        self.continuation = continuation
         self._mesh = mesh
         self.permutation_key = jax.random.fold_in(jax.random.key(_DRAWS_SEED), draw)
 
@@ -197,7 +200,7 @@ class Scorer:
         dropped = max(0, len(tokens) - 1 - self.max_length)
         tokens = tokens[dropped:]
         inputs, num_targets = tokens[:-1], min(len(continuation), len(tokens) - 1)
-        decoded = num_targets - 1 if self._continuation == 'decode' else 0
+        decoded = num_targets - 1 if self.continuation == 'decode' else 0
         return _Fitted(
             _Text(inputs, len(inputs) - decoded), tokens[len(tokens) - num_targets :], dropped
         )

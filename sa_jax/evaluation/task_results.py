@@ -28,17 +28,19 @@ class TaskResult:
 
     Attributes:
       metrics: By the names of lm-evaluation-harness.
-      num_items: Items, or windows of a text.
-      mean_tokens: Tokens that the model reads of an item, the mean over all items.
+      num_items: Items, or windows of a text; None where it isn't known.
+      mean_tokens: Tokens that the model reads of an item, the mean over all items; None if it
+        isn't known.
       share_longer: By effective window, the share of the items that are longer than it.
       num_truncated: Requests that were too long and were cut.
       num_dropped: Tokens cut from them.
-      per_item: By metric `[num_items]`, what is averaged. Not for publication.
+      per_item: By metric `[num_items]`, what is averaged; empty where it isn't known. Not for
+        publication.
     """
 
     metrics: Mapping[str, Metric]
-    num_items: int
-    mean_tokens: float
+    num_items: int | None
+    mean_tokens: float | None
     share_longer: Mapping[int, float]
     num_truncated: int
     num_dropped: int

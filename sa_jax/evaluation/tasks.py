@@ -31,10 +31,10 @@ class ItemTask:
     items: Sequence[Item]
     form: Form
 
-    def requests(self, tokenizer: Tokenizer, *, add_bos: bool) -> list[list[Request]]:
+    def requests(self, tokenizer: Tokenizer) -> list[list[Request]]:
         """The requests of each item."""
         return [
-            [encode_request(tokenizer, *request, add_bos=add_bos) for request in item.requests]
+            [encode_request(tokenizer, *request) for request in item.requests]
             for item in self.items
         ]
 
@@ -59,9 +59,8 @@ class TextTask:
     window: int
     limit: int | None
 
-    def requests(self, tokenizer: Tokenizer, *, add_bos: bool) -> list[list[Request]]:
+    def requests(self, tokenizer: Tokenizer) -> list[list[Request]]:
         """The request of each window."""
-        del add_bos  # Windows begin within the text.
         ids = tokenizer.encode(self.text)
         starts = range(0, len(ids) - self.window + 1, self.window)[: self.limit]
         if not starts:
@@ -69,7 +68,8 @@ class TextTask:
                 f'{self.name} has {len(ids)} tokens, less than one window of {self.window}; choose '
                 'a smaller window.'
             )
-        return [[Request(ids[i : i + 1], ids[i + 1 : i + self.window])] for i in starts]
+        prefix = [tokenizer.bos_id] if tokenizer.adds_bos else []
+        return [[Request(prefix + ids[i : i + 1], ids[i + 1 : i + self.window])] for i in starts]
 
     def outcomes(self, scores: Sequence[Sequence[Score]]) -> list[Mapping[str, float]]:
         """The loss per token of each window."""
@@ -132,13 +132,29 @@ def load_task(
     return ItemTask(path.stem, scored, form)
 
 
+def check(task: Task, tokenizer: Tokenizer, max_length: int) -> None:
+    """Finds out whether a model can be asked, before hours are spent on other tasks.
+
+    Args:
+      task: Of `load_task`.
+      tokenizer: Of the model.
+      max_length: The tokens that the model reads at most.
+
+    Raises:
+      ValueError: It can't; the message says why and what helps.
+    """
+    if isinstance(task, programs.ProgramTask):
+        programs.check_room(task, max_length)
+    else:
+        _requests(task, tokenizer, max_length)
+
+
 def evaluate(
     task: Task,
     scorer: Scorer,
     tokenizer: Tokenizer,
     *,
     effective_windows: Sequence[int] = (),
-    add_bos: bool = False,
     confirm_run_unsafe_code: bool = False,
     progress: bool = True,
 ) -> TaskResult:
@@ -149,8 +165,6 @@ def evaluate(
       scorer: With the model.
       tokenizer: Of the model.
       effective_windows: For each of them, the result says which share of the items is longer.
-      add_bos: Whether each item begins with the token that begins documents; some models were
-        trained so.
       confirm_run_unsafe_code: That programs of the model may be run on this machine.
       progress: Whether to show a bar on standard error.
 
@@ -169,15 +183,9 @@ def evaluate(
             tokenizer,
             confirm_run_unsafe_code=confirm_run_unsafe_code,
             effective_windows=effective_windows,
-            add_bos=add_bos,
             progress=progress,
         )
-    if isinstance(task, TextTask) and task.window > scorer.max_length + 1:
-        raise ValueError(
-            f'{task.name} has windows of {task.window} tokens, but the model reads at most '
-            f'{scorer.max_length}; choose a window of at most {scorer.max_length + 1}.'
-        )
-    requests = task.requests(tokenizer, add_bos=add_bos)
+    requests = _requests(task, tokenizer, scorer.max_length)
     flat = iter(scorer.score(list(itertools.chain(*requests)), progress=progress))
     scores = [list(itertools.islice(flat, len(of_item))) for of_item in requests]
     return summarize(
@@ -186,3 +194,13 @@ def evaluate(
         num_dropped=[score.num_dropped for of_item in scores for score in of_item],
         effective_windows=effective_windows,
     )
+
+
+def _requests(task, tokenizer, max_length) -> list[list[Request]]:
+    longest = max_length + 1 - tokenizer.adds_bos
+    if isinstance(task, TextTask) and task.window > longest:
+        raise ValueError(
+            f'{task.name} has windows of {task.window} tokens, but the model reads at most '
+            f'{max_length}; choose a window of at most {longest}.'
+        )
+    return task.requests(tokenizer)

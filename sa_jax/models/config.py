@@ -15,6 +15,17 @@ from flax.core import FrozenDict
 from sa_jax.attention.registry import AttentionContext, get_attention
 from sa_jax.models import rope
 
+# What may change in a model that has its parameters.
+CHANGEABLE = frozenset(
+    {
+        'attention',
+        'attention_options',
+        'compute_dtype',
+        'layer_attention',
+        'permutation_scope',
+        'remat',
+    }
+)
 _CHOICES = {
     'gate': ('head', 'channel'),
     'permutation_scope': ('layer', 'example', 'head'),
@@ -191,12 +202,12 @@ class DecoderConfig:
                 f'head_dim must be even, since RoPE rotates the halves of a head into each '
                 f'other; got {self.head_dim}.'
             )
-        if not 0 <= self.num_experts_per_token <= self.num_experts or (
-            self.num_experts > 0 and self.num_experts_per_token < 1
-        ):
+        experts = self.num_experts_per_token, self.num_experts
+        is_whole = all(isinstance(x, int) and not isinstance(x, bool) for x in experts)
+        if not is_whole or (experts != (0, 0) and not 1 <= experts[0] <= experts[1]):
             raise ValueError(
-                'num_experts_per_token must be between 1 and num_experts, or both 0; got '
-                f'{self.num_experts_per_token} of {self.num_experts}.'
+                'num_experts_per_token must be a whole number between 1 and num_experts, or both '
+                f'0; got {experts[0]} of {experts[1]}.'
             )
         for name in ('rope_theta', 'norm_eps'):
             if not getattr(self, name) > 0:
@@ -219,6 +230,11 @@ class DecoderConfig:
         """Checks and completes the exceptions."""
         resolved = {}
         for layers, pattern in self.layer_attention.items():
+            if not isinstance(pattern, Mapping):
+                raise ValueError(
+                    f'layer_attention[{layers!r}] = {pattern!r}; expected fields such as '
+                    "{'attention': ('full',)}."
+                )
             unknown = set(pattern) - {'attention', 'attention_options'}
             attention = pattern.get('attention', ())
             if unknown or isinstance(attention, str) or len(attention) != len(self.attention):

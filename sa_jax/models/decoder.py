@@ -20,21 +20,11 @@ from jax.sharding import Mesh
 from sa_jax.attention.registry import AttentionContext
 from sa_jax.models import rope
 from sa_jax.models.attending import attend_to_sequence
-from sa_jax.models.config import DecoderConfig
+from sa_jax.models.config import CHANGEABLE, DecoderConfig
 from sa_jax.models.experts import mixture
 from sa_jax.models.layers import join_paths, path_gates, rms_norm, swiglu
 from sa_jax.models.modules import DecoderLayers, Experts, normal
 from sa_jax.models.sharding import check_divisible, constrain
-
-# What may change in a model that has its parameters.
-_CHANGEABLE = {
-    'attention',
-    'attention_options',
-    'compute_dtype',
-    'layer_attention',
-    'permutation_scope',
-    'remat',
-}
 
 
 class DecoderOutput(NamedTuple):
@@ -145,11 +135,11 @@ class Decoder(nnx.Module):
         Raises:
           ValueError: A field decides the parameters, or its value is invalid.
         """
-        fixed = set(changes) - _CHANGEABLE
+        fixed = set(changes) - CHANGEABLE
         if fixed:
             raise ValueError(
                 f'{sorted(fixed)} cannot be changed in a model that has its parameters; only '
-                f'{sorted(_CHANGEABLE)} can.'
+                f'{sorted(CHANGEABLE)} can.'
             )
         if 'attention' in changes:
             changes = {'attention_options': {}, 'layer_attention': {}} | changes
@@ -162,6 +152,12 @@ class Decoder(nnx.Module):
         model = nnx.merge(*nnx.split(self))
         model.config = config
         return model
+
+
+def abstract_decoder(config: DecoderConfig, dtype: str) -> Decoder:
+    """A decoder whose parameters are `jax.ShapeDtypeStruct`s of a type."""
+    graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))))
+    return nnx.merge(graph, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype), state))
 
 
 def run_layers(
@@ -285,15 +281,13 @@ def _layer(
 def _feed_forward(parameters, x, layer, config, experts, mesh):
     y = rms_norm(x, parameters.feed_forward_norm[...], config.norm_eps)
     if config.num_experts:
-        own = parameters.experts
+        router = parameters.experts.router[...]
         if experts is None:
-            weights, layer = [x[...][None] for x in (own.gate, own.up, own.down)], 0
-        else:
-            weights = [x[...] for x in (experts.gate, experts.up, experts.down)]
+            experts, layer = jax.tree.map(lambda w: w[None], parameters.experts), 0
         return mixture(
             y,
-            own.router[...],
-            *weights,
+            router,
+            *(w[...] for w in (experts.gate, experts.up, experts.down)),
             layer=layer,
             num_chosen=config.num_experts_per_token,
             normalize=config.normalize_experts,

@@ -49,6 +49,20 @@ def can_decode(config: DecoderConfig) -> bool:
     return all(get_attention(name).decoding is not None for name in _names(config))
 
 
+def draws(config: DecoderConfig) -> bool:
+    """Whether decoding draws something over the whole sequence beforehand, as permutations are."""
+    cache = jax.eval_shape(
+        lambda: empty_cache(
+            config,
+            1,
+            length=1,
+            permutation_key=jax.random.key(0),
+            example_ids=jnp.zeros(1, jnp.int32),
+        )
+    )
+    return bool(jax.tree.leaves(cache.prepared))
+
+
 def empty_cache(
     config: DecoderConfig,
     batch: int,
@@ -135,6 +149,13 @@ def start(
         raise ValueError(
             f'lengths has shape {lengths.shape}; expected one per prompt, {prompt.shape[:1]}.'
         )
+    if lengths is not None and not isinstance(lengths, jax.core.Tracer):
+        least, most = int(lengths.min()), int(lengths.max())
+        if least < 1 or most > prompt.shape[1]:
+            raise ValueError(
+                f'lengths has numbers from {least} to {most}; expected 1 to {prompt.shape[1]}, the '
+                'tokens of a prompt.'
+            )
     graph, state = nnx.split(reader)
     config = None if prefill is None else model.config
     return _start(graph, state, config, length, prompt, lengths, permutation_key, example_ids)

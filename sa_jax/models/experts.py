@@ -64,6 +64,7 @@ def mix(
     down: Array,
     *,
     layer: Array | int,
+    num_experts: int,
     first: Array | int = 0,
 ) -> Array:
     """The weighted sum of what each token's experts make of it.
@@ -76,6 +77,7 @@ def mix(
       up: `[L, E', D, F]`.
       down: `[L, E', F, D]`.
       layer: Which of the L.
+      num_experts: E, of which E' are here.
       first: The expert that comes first.
 
     Returns:
@@ -84,27 +86,43 @@ def mix(
     (tokens, chosen), count = choice.experts.shape, gate.shape[1]
     expert = choice.experts.reshape(-1) - first
     expert = jnp.where((expert >= 0) & (expert < count), expert, count)
-    rows = min(_MOST_ROWS, max(1, tokens * chosen // count))
+    rows = min(_MOST_ROWS, max(1, tokens * chosen // num_experts))
+    # As many blocks as there may be: all choices may fall on the experts here.
     blocks = (tokens * chosen + min(count, tokens * chosen) * (rows - 1)) // rows
+    together = min(_BLOCKS, blocks)
+    blocks = -(-blocks // together) * together
 
     # In each expert's first block its first row, and so on: a place for each token and choice.
     order = jnp.argsort(expert, stable=True)
     sizes = jnp.bincount(expert, length=count + 1)[:count]
-    ends = jnp.cumsum(-(-sizes // rows))  # in blocks
-    starts, firsts = ends - (-(-sizes // rows)), jnp.cumsum(sizes) - sizes
+    blocks_of = -(-sizes // rows)
+    last_block = jnp.cumsum(blocks_of)  # one behind it
+    first_block, first_choice = last_block - blocks_of, jnp.cumsum(sizes) - sizes
     sorted_expert = jnp.minimum(expert[order], count - 1)
-    rank = jnp.arange(tokens * chosen) - firsts[sorted_expert]
-    place = jnp.where(expert[order] < count, starts[sorted_expert] * rows + rank, blocks * rows)
+    rank = jnp.arange(tokens * chosen) - first_choice[sorted_expert]
+    place = first_block[sorted_expert] * rows + rank
+    place = jnp.where(expert[order] < count, place, blocks * rows)
     token = jnp.full(blocks * rows, tokens).at[place].set(order // chosen, mode='drop')
-    block_expert = jnp.minimum(jnp.searchsorted(ends, jnp.arange(blocks), side='right'), count - 1)
+    number = jnp.arange(blocks)
+    block_expert = jnp.minimum(jnp.searchsorted(last_block, number, side='right'), count - 1)
 
-    def run(block):
-        index, expert = block
+    def run(index, expert):
         y = jnp.take(x, index, axis=0, mode='fill', fill_value=0)
         of_gate, of_up, of_down = (w[layer, expert].astype(x.dtype) for w in (gate, up, down))
         return swiglu(y, of_gate, of_up) @ of_down
 
-    y = jax.lax.map(run, (token.reshape(blocks, rows), block_expert), batch_size=_BLOCKS)
+    def run_group(group):
+        number, *group = group
+        if blocks == together:
+            return jax.vmap(run)(*group)
+        # Most groups are empty where most experts are elsewhere.
+        nothing = jnp.zeros((together, rows, x.shape[1]), x.dtype)
+        is_used = number[0] < last_block[-1]
+        return jax.lax.cond(is_used, jax.vmap(run), lambda *_: nothing, *group)
+
+    groups = (number, token.reshape(blocks, rows), block_expert)
+    groups = [a.reshape(-1, together, *a.shape[1:]) for a in groups]
+    y = jax.lax.map(run_group, tuple(groups))
     place = jnp.zeros_like(place).at[order].set(place).reshape(tokens, chosen)
     y = jnp.take(y.reshape(blocks * rows, -1), place, axis=0, mode='fill', fill_value=0)
     weighted = jnp.einsum('mcd,mc->md', y.astype(jnp.float32), choice.weights)
@@ -144,7 +162,8 @@ def mixture(
         flat = x.reshape(-1, x.shape[-1])
         choice = choose(flat, router, num_chosen, normalize=normalize)
         first = 0 if mesh is None else jax.lax.axis_index('tensor') * gate.shape[1]
-        y = mix(flat, choice, gate, up, down, layer=layer, first=first).reshape(x.shape)
+        options = {'layer': layer, 'num_experts': router.shape[1], 'first': first}
+        y = mix(flat, choice, gate, up, down, **options).reshape(x.shape)
         return y if mesh is None else jax.lax.psum(y, 'tensor')
 
     if mesh is None:

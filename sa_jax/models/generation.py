@@ -32,14 +32,15 @@ def generate(
     stop_tokens: Collection[int] | None = None,
     key: Array | None = None,
     permutation_key: Array | None = None,
+    example_ids: Sequence[int] | None = None,
     length: int | None = None,
 ) -> list[str] | list[list[int]]:
     """Continues prompts, each until it stops.
 
     With `prefill_attention` the prompt is read under that pattern and each new token attends to
     the whole cache: the paper's protocol for models that were trained with full attention. What a
-    prompt gets doesn't depend on the others, but for the numbers that are drawn for its place in
-    the list. Lengths are padded to a few sizes, so that few programs are compiled.
+    prompt gets doesn't depend on the others, but for what is drawn for its number. Lengths are
+    padded to a few sizes, so that few programs are compiled.
 
     Args:
       model: The decoder.
@@ -53,27 +54,40 @@ def generate(
       temperature: Divides the logits; 0 takes the likeliest token.
       top_p: Draw among the likeliest tokens that together have this probability (Holtzman et al.,
         arXiv 1904.09751).
-      stop: Texts that end a continuation; they are not part of it.
+      stop: Texts that end a continuation: a text ends before them, a list of token ids with the
+        token that completes one.
       stop_tokens: Tokens that do; by default the tokenizer's `eos_id`, if there is a tokenizer.
       key: A typed key for the draws; needed if `temperature` isn't 0.
       permutation_key: A typed key for the permutations; needed by paths that permute.
+      example_ids: Numbers of the prompts, which decide what is drawn for each; by default its place
+        in the list.
       length: For a model whose own paths permute, the length of the sequences that it was trained
-        on, in tokens; by default what the prompts and `max_new_tokens` need, so that the
-        permutations then depend on the longest prompt.
+        on, in tokens; not needed for others.
 
     Returns:
-      The continuations: texts for texts, token ids for token ids.
+      The continuations: texts for texts (what the tokenizer's text of the prompt is continued by),
+        token ids for token ids.
 
     Raises:
       ValueError: An argument is out of range, a prompt is empty, or something is missing.
     """
     tokens = [_encode(prompt, tokenizer, place) for place, prompt in enumerate(prompts)]
     _check(max_new_tokens, temperature, top_p, stop, key, tokenizer)
+    example_ids = list(range(len(tokens)) if example_ids is None else example_ids)
+    if len(example_ids) != len(tokens):
+        raise ValueError(
+            f'{len(example_ids)} example_ids for {len(tokens)} prompts; give one each.'
+        )
     if not tokens or not max_new_tokens:
         return ['' if isinstance(prompt, str) else [] for prompt in prompts]
     if stop_tokens is None:
         stop_tokens = () if tokenizer is None else (tokenizer.eos_id,)
     reader, model = _reader_and_decoder(model, prefill_attention)
+    if reader is None and length is None and decoding.draws(model.config):
+        raise ValueError(
+            'The model has paths of its own that permute, over sequences as long as in training: '
+            'give their length, or a prefill_attention.'
+        )
     needed = max(map(len, tokens)) + max_new_tokens
     if length is not None and length < needed:
         raise ValueError(
@@ -81,6 +95,7 @@ def generate(
             f'{max_new_tokens} new ones; use at least {needed}.'
         )
     buffer, lengths = _pad(tokens)
+    example_ids = jnp.array(example_ids + [0] * (len(buffer) - len(tokens)), jnp.int32)
     logits, cache = decoding.start(
         model,
         buffer,
@@ -88,11 +103,15 @@ def generate(
         lengths=lengths,
         prefill=reader,
         permutation_key=permutation_key,
-        example_ids=jnp.arange(len(buffer)),
+        example_ids=example_ids,
     )
-    endings = [_Ending(tokenizer, stop, stop_tokens) for _ in tokens]
+    endings = [_Ending(tokenizer, prompt, stop, stop_tokens) for prompt in tokens]
     draw = functools.partial(
-        _draw, key=jax.random.key(0) if key is None else key, temperature=temperature, top_p=top_p
+        _draw,
+        key=jax.random.key(0) if key is None else key,
+        example_ids=example_ids,
+        temperature=temperature,
+        top_p=top_p,
     )
     for step in range(max_new_tokens):
         new = draw(logits, step)
@@ -108,13 +127,32 @@ def generate(
     ]
 
 
+def continuation_text(
+    tokenizer: Tokenizer, prompt: Sequence[int], tokens: Sequence[int], stop: Collection[str] = ()
+) -> str:
+    """The text of new tokens behind those of a prompt, up to the first of the stop texts.
+
+    By themselves the new tokens may stand for another text: of the first token of a text some
+    tokenizers leave out the space.
+    """
+    text = tokenizer.decode([*prompt, *tokens])[len(tokenizer.decode(prompt)) :]
+    return text[: _first(stop, text)]
+
+
+def _first(stop, text):
+    """Where the first of the stop texts begins; None if there is none."""
+    found = [place for place in map(text.find, stop) if place >= 0]
+    return min(found, default=None)
+
+
 class _Ending:
     """A continuation, and whether it has come to its end."""
 
-    def __init__(self, tokenizer, stop, stop_tokens):
+    def __init__(self, tokenizer, prompt, stop, stop_tokens):
         self.tokens = []
         self.is_reached = False
-        self._tokenizer, self._stop, self._stop_tokens = tokenizer, tuple(stop), stop_tokens
+        self._tokenizer, self._prompt = tokenizer, prompt
+        self._stop, self._stop_tokens = stop, stop_tokens
 
     def add(self, token):
         if self.is_reached:
@@ -123,20 +161,16 @@ class _Ending:
             self.is_reached = True
             return
         self.tokens.append(token)
-        if self._stop and self._first_stop(self._tokenizer.decode(self.tokens)) is not None:
-            self.is_reached = True
+        if self._stop:
+            text = continuation_text(self._tokenizer, self._prompt, self.tokens)
+            self.is_reached = _first(self._stop, text) is not None
 
     def text(self):
-        text = self._tokenizer.decode(self.tokens)
-        return text[: self._first_stop(text)]
-
-    def _first_stop(self, text):
-        found = [place for place in (text.find(stop) for stop in self._stop) if place >= 0]
-        return min(found, default=None)
+        return continuation_text(self._tokenizer, self._prompt, self.tokens, self._stop)
 
 
 @functools.partial(jax.jit, static_argnames=('temperature', 'top_p'))
-def _draw(logits, step, *, key, temperature, top_p):
+def _draw(logits, step, *, key, example_ids, temperature, top_p):
     """The next tokens, int32 `[B]`."""
     if temperature == 0:
         return jnp.argmax(logits, axis=-1).astype(jnp.int32)
@@ -148,7 +182,7 @@ def _draw(logits, step, *, key, temperature, top_p):
         # The likeliest is kept whatever top_p.
         smallest = jnp.where(before < top_p, descending, jnp.inf).min(axis=-1, keepdims=True)
         logits = jnp.where(logits < smallest, -jnp.inf, logits)
-    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(len(logits)))
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, example_ids)
     keys = jax.vmap(jax.random.fold_in, (0, None))(keys, step)
     return jax.vmap(jax.random.categorical)(keys, logits).astype(jnp.int32)
 

@@ -15,7 +15,7 @@ from flax import nnx
 from sa_jax.evaluation.patterns import matched_pattern
 from sa_jax.models import decoding
 from sa_jax.models.config import DecoderConfig
-from sa_jax.models.decoder import Decoder
+from sa_jax.models.decoder import abstract_decoder
 from sa_jax.models.pretrained.hf_config import decoder_config
 from sa_jax.report.gpu_compile import Card, Compiled, Program
 
@@ -32,15 +32,9 @@ def read_config(path: str) -> DecoderConfig:
     return decoder_config(json.loads(Path(path).read_text()), compute_dtype=DTYPE)
 
 
-def abstract_decoder(config: DecoderConfig) -> Decoder:
-    """A decoder whose parameters are `jax.ShapeDtypeStruct`s in bfloat16."""
-    graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))))
-    return nnx.merge(graph, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, DTYPE), state))
-
-
 def parameter_bytes(config: DecoderConfig) -> int:
     """The size of all parameters."""
-    leaves = jax.tree.leaves(nnx.state(abstract_decoder(config)))
+    leaves = jax.tree.leaves(nnx.state(abstract_decoder(config, DTYPE)))
     return sum(x.size * x.dtype.itemsize for x in leaves)
 
 
@@ -66,7 +60,7 @@ def build_prefill(
       (parameters, prompt `[1, T]`, its length `[1]`, permutation key) -> (logits, cache), as in
       `sa_jax.models.generation`, and the arguments as `jax.ShapeDtypeStruct`s.
     """
-    decoder = abstract_decoder(read_config(model)).with_config(attention=('full',))
+    decoder = abstract_decoder(read_config(model), DTYPE).with_config(attention=('full',))
     reader = decoder.with_config(**matched_pattern(pattern, effective_window))
     graph, parameters = nnx.split(decoder)
 
@@ -98,7 +92,7 @@ def build_decode(model: str, context: int, new_tokens: int) -> Build:
       (parameters, cache, token `[1]`) -> (logits, cache), and the arguments as
       `jax.ShapeDtypeStruct`s. The cache may be donated.
     """
-    decoder = abstract_decoder(read_config(model)).with_config(attention=('full',))
+    decoder = abstract_decoder(read_config(model), DTYPE).with_config(attention=('full',))
     graph, parameters = nnx.split(decoder)
 
     def decode(parameters, cache, token):

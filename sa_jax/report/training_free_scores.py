@@ -2,7 +2,8 @@
 
 A score is the mean over the draws of the permutations, beside their sample standard deviation and
 the standard error over items. Differences between patterns are taken item by item, in groups of
-them, so that items that are hard for all patterns cancel.
+them, so that items that are hard for all patterns cancel; their standard errors also hold the
+spread over the draws.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Difference(NamedTuple):
 
     Attributes:
       value: Accuracies: the difference in points. Perplexities: the ratio.
-      stderr: The standard error over items, of the same items under both.
+      stderr: The standard error, over items (the same under both) and draws.
     """
 
     value: float
@@ -55,6 +56,7 @@ class Scores:
       patterns: All patterns, full attention first.
       accuracies: By task, which metric is its accuracy.
       perplexities: By task, which metric is its perplexity.
+      unknown: The metrics of the tasks that have neither.
     """
 
     def __init__(self, result: Mapping[str, Any]):
@@ -72,6 +74,11 @@ class Scores:
         }
         self.accuracies = _first(chosen, metrics)
         self.perplexities = _first(dict.fromkeys(chosen, _PERPLEXITIES), metrics)
+        self.unknown = {
+            task: list(metrics[task])
+            for task in chosen
+            if task not in self.accuracies and task not in self.perplexities
+        }
 
     def columns(self) -> list[tuple[str, int | None]]:
         """Patterns and effective windows: full attention, then all at each window."""
@@ -107,23 +114,44 @@ class Scores:
         found = [self._difference(self.accuracies, x, pattern, other, window) for x in tasks]
         if not found or None in found:
             return None
-        values, errors = zip(*found, strict=True)
-        return Difference(100 * float(np.mean(values)), 100 * math.hypot(*errors) / len(tasks))
+        value = float(np.mean([x.value for x in found]))
+        of_items = math.hypot(*(x.stderr for x in found)) / len(tasks)
+        of_draws = []
+        for name in (pattern, other):
+            place = name, None if name == 'full' else window
+            draws = [self._draws(self.accuracies, x, *place) for x in tasks]
+            if len(set(map(len, draws))) > 1:
+                return None
+            of_draws.append(_error(np.mean(draws, axis=0)))
+        return Difference(100 * value, 100 * math.hypot(of_items, *of_draws))
 
     def perplexity_ratio(
         self, task: str, pattern: str, other: str, window: int | None
     ) -> Difference | None:
         """The perplexity of a pattern over that of another one at the same window."""
         found = self._difference(self.perplexities, task, pattern, other, window, np.log)
-        return found and Difference(math.exp(found.value), math.exp(found.value) * found.stderr)
+        if found is None:
+            return None
+        of_draws = [
+            _error(np.log(self._draws(self.perplexities, task, *place)))
+            for place in ((pattern, window), (other, None if other == 'full' else window))
+        ]
+        # The error of an exponential, to first order.
+        ratio = math.exp(found.value)
+        return Difference(ratio, ratio * math.hypot(found.stderr, *of_draws))
 
     def prompts(self, task: str) -> dict[str, Any]:
-        """`num_items`, `mean_tokens`, `num_truncated`, `num_dropped`, `share_longer` of a task."""
+        """What is known of the items of a task.
+
+        Returns:
+          `num_items`, `num_shots`, `mean_tokens`, `num_truncated`, `num_dropped`, `share_longer`.
+        """
         cells = [cell for place, of in self._cells.items() if place[0] == task for cell in of]
         names = ('num_items', 'mean_tokens', 'num_truncated', 'num_dropped')
         # Cells of an earlier command may lack a window.
         shares = {k: v for cell in cells for k, v in cell['share_longer'].items()}
-        return {name: cells[0][name] for name in names} | {'share_longer': shares}
+        facts = {name: cells[0][name] for name in names}
+        return facts | {'num_shots': cells[0].get('num_shots'), 'share_longer': shares}
 
     def _draws(self, metrics, task, pattern, window) -> list[float]:
         cells = self._at(task, pattern, window)
@@ -140,7 +168,7 @@ class Scores:
         return Score(float(draws.mean()), _spread(draws), stderr)
 
     def _difference(self, metrics, task, pattern, other, window, transform=np.asarray):
-        """Of the items' means; its standard error is that of the groups' differences."""
+        """Of the items' means; its standard error is that of the groups' differences alone."""
         values, groups = [], []
         for name in (pattern, other):
             place = task, name, None if name == 'full' else window
@@ -168,3 +196,8 @@ def _first(names, metrics) -> dict[str, str]:
 
 def _spread(draws: np.ndarray) -> float | None:
     return float(draws.std(ddof=1)) if len(draws) > 1 else None
+
+
+def _error(draws: np.ndarray) -> float:
+    """The standard error of the mean over draws; 0 for a single one."""
+    return (_spread(draws) or 0.0) / math.sqrt(len(draws))

@@ -39,7 +39,7 @@ def tables(results: Sequence[Mapping[str, Any]]) -> str:
             _perplexities(scores),
             _differences(scores),
             _prompts(scores),
-            _visible_keys(scores, result['config']['num_sinks']),
+            _visible_keys(scores, result['config']),
         ]
     parts.append(_beside_paper(results))
     return '\n\n'.join(part for part in parts if part) + '\n'
@@ -93,6 +93,10 @@ def _preface(result: Mapping[str, Any], scores: Scores) -> str:
         lines.append(
             f'The standard error over the items is up to {max(errors):.1f} points in a task.'
         )
+    lines += [
+        f'No accuracy or perplexity is known of {task}, whose metrics are {", ".join(metrics)}.'
+        for task, metrics in scores.unknown.items()
+    ]
     minutes = sum(cell['seconds'] for cell in result['figures']['cells']) / 60
     lines.append(f'Scoring took {minutes:,.0f} min.')
     missing = result['figures']['missing']
@@ -169,7 +173,10 @@ def _differences(scores: Scores) -> str:
     rows = [names + cells for names, cells in rows if set(cells) != {NOT_MEASURED}]
     if not rows:
         return ''
-    note = 'The mean over the draws, ± its standard error over items, which are the same for both.'
+    note = (
+        'The mean over the draws, ± its standard error, over items (the same for both) and draws. '
+        'The spread of a single draw is not known and not in it.'
+    )
     header = ['task', 'what', *map(str, scores.windows)]
     title = '### Stochastic attention against others, by effective window'
     return f'{title}\n\n{note}\n\n{_markdown(header, *rows, texts=2)}'
@@ -185,22 +192,24 @@ def _prompts(scores: Scores) -> str:
             [
                 task,
                 _cell(facts['num_items'], '{:,}'.format),
+                '–' if facts['num_shots'] is None else str(facts['num_shots']),
                 _cell(facts['mean_tokens'], '{:.0f}'.format),
                 *(_cell(share, lambda x: f'{100 * x:.0f}') for share in shares),
                 _cell(facts['num_truncated'], '{:,}'.format),
                 _cell(facts['num_dropped'], '{:,}'.format),
             ]
         )
-    header = ['task', 'items', 'tokens, mean', *(f'> {n}, %' for n in scores.windows)]
-    header += ['requests cut', 'tokens cut']
+    header = ['task', 'items', 'solved before each', 'tokens, mean']
+    header += [*(f'> {n}, %' for n in scores.windows), 'requests cut', 'tokens cut']
     note = (
         'Tokens that the model reads of an item (for tasks of the harness, of a request) or of a '
-        'window of text, and how many of these are longer than an effective window.'
+        'window of text, and how many of these are longer than an effective window. – is not '
+        'known, or differs within a group of tasks.'
     )
     return f'### Lengths\n\n{note}\n\n{_markdown(header, *rows)}'
 
 
-def _visible_keys(scores: Scores, num_sinks: int) -> str:
+def _visible_keys(scores: Scores, config: Mapping[str, Any]) -> str:
     """The true mean of the keys that a query sees."""
     lengths = {task: scores.prompts(task)['mean_tokens'] for task in _tasks(scores)}
     places = [(f'{task}, {n:.0f} tokens', round(n)) for task, n in lengths.items() if n]
@@ -210,7 +219,7 @@ def _visible_keys(scores: Scores, num_sinks: int) -> str:
             where,
             label(pattern),
             *(
-                f'{mean_visible_keys(pattern, window, n, num_sinks=num_sinks):.1f}'
+                f'{mean_visible_keys(pattern, window, n, num_sinks=config["num_sinks"]):.1f}'
                 for window in scores.windows
             ),
         ]
@@ -219,6 +228,8 @@ def _visible_keys(scores: Scores, num_sinks: int) -> str:
         if pattern != 'full'
     ]
     note = 'Expected over the permutations; a query near the beginning has fewer keys to see.'
+    if config['full_layers']:
+        note += f' In the layers {", ".join(config["full_layers"])} it sees all before it.'
     header = ['where', 'pattern', *map(str, scores.windows)]
     title = '### Keys that a query sees on average, by effective window'
     return f'{title}\n\n{note}\n\n{_markdown(header, *rows, texts=2)}'

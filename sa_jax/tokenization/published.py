@@ -14,6 +14,7 @@ from sa_jax.tokenization.tokenizers import (
     make_byte_level,
 )
 
+_SETTINGS = 'tokenizer_config.json'
 # What the usual published vocabularies call the end of a document.
 _END_TOKENS = ('<|endoftext|>', '<|end_of_text|>', '</s>', '<eos>', '[SEP]')
 
@@ -63,7 +64,11 @@ def _load_json(path, separator):
         ) from error
     bos_id, eos_id = _special_ids(path, tokenizer.token_to_id, separator)
     return HuggingFaceTokenizer(
-        tokenizer, bos_id=bos_id, eos_id=eos_id, digest=hashlib.sha256(data).hexdigest()
+        tokenizer,
+        bos_id=bos_id,
+        eos_id=eos_id,
+        digest=hashlib.sha256(data).hexdigest(),
+        adds_bos=_adds_bos(path),
     )
 
 
@@ -84,7 +89,9 @@ def _load_gpt2(folder, separator):
     bos_id, eos_id = _special_ids(vocabulary, tokenizer.token_to_id, separator)
     tokenizer.add_special_tokens([tokenizer.id_to_token(i) for i in {bos_id, eos_id}])
     digest = hashlib.sha256(vocabulary.read_bytes() + merges.read_bytes()).hexdigest()
-    return HuggingFaceTokenizer(tokenizer, bos_id=bos_id, eos_id=eos_id, digest=digest)
+    return HuggingFaceTokenizer(
+        tokenizer, bos_id=bos_id, eos_id=eos_id, digest=digest, adds_bos=_adds_bos(vocabulary)
+    )
 
 
 def _load_sentencepiece(path, separator):
@@ -104,8 +111,13 @@ def _load_sentencepiece(path, separator):
         bos_id, eos_id = _special_ids(path, token_to_id, separator)
     elif bos_id < 0:
         bos_id = eos_id
+    adds_bos = _adds_bos(path)
+    if adds_bos is None:  # as Llama 2, which has no other file that says so
+        adds_bos = bos_id == processor.bos_id()
     digest = hashlib.sha256(data).hexdigest()
-    return SentencePieceTokenizer(processor, bos_id=bos_id, eos_id=eos_id, digest=digest)
+    return SentencePieceTokenizer(
+        processor, bos_id=bos_id, eos_id=eos_id, digest=digest, adds_bos=adds_bos
+    )
 
 
 def _special_ids(path, token_to_id, separator) -> tuple[int, int]:
@@ -114,11 +126,10 @@ def _special_ids(path, token_to_id, separator) -> tuple[int, int]:
     In this order: the configured separator, what a tokenizer_config.json beside the file says, the
     usual names. Where nothing begins a document, what ends the one before it does.
     """
-    beside = path.parent / 'tokenizer_config.json'
+    settings = _settings(path)
     if separator:
         names = [None, separator]
-    elif beside.exists():
-        settings = json.loads(beside.read_text(encoding='utf-8'))
+    elif settings is not None:
         names = [_content(settings.get(key)) for key in ('bos_token', 'eos_token')]
     else:
         end = next((token for token in _END_TOKENS if token_to_id(token) is not None), None)
@@ -132,6 +143,33 @@ def _special_ids(path, token_to_id, separator) -> tuple[int, int]:
             '(in a configuration, set data.tokenizer.separator).'
         )
     return (eos_id if bos_id is None else bos_id), eos_id
+
+
+def _adds_bos(path) -> bool | None:
+    """Whether texts begin with a token, by a tokenizer_config.json; None if none says so."""
+    settings = _settings(path) or {}
+    adds_bos = settings.get('add_bos_token')
+    if not isinstance(adds_bos, bool | None):
+        raise ValueError(
+            f'{path.parent / _SETTINGS} has add_bos_token = {adds_bos!r}; expected true or false.'
+        )
+    if adds_bos and settings.get('bos_token') is None:
+        return False  # as in transformers
+    return adds_bos
+
+
+def _settings(path) -> dict | None:
+    """The tokenizer_config.json beside a file, if there is one."""
+    beside = path.parent / _SETTINGS
+    if not beside.exists():
+        return None
+    try:
+        settings = json.loads(beside.read_text(encoding='utf-8'))
+    except ValueError as error:
+        raise ValueError(f'{beside} is no JSON: {error}; fetch or write it anew.') from error
+    if not isinstance(settings, dict):
+        raise ValueError(f'{beside} holds {settings!r:.60}; expected an object of fields.')
+    return settings
 
 
 def _content(token):

@@ -23,12 +23,15 @@ class Tokenizer(abc.ABC):
         the tokenizer does not normalise it). For SentencePiece they are those of the piece with a
         space for its mark, and so count a space that the model puts before a text.
       fingerprint: a hash of the vocabulary and the choice of special tokens.
+      adds_bos: whether models with this tokenizer are to read `bos_id` before every text, as its
+        files say. `encode` doesn't add it.
     """
 
     bos_id: int
     eos_id: int
     token_bytes: np.ndarray
     fingerprint: str
+    adds_bos: bool = False
 
     @property
     def vocab_size(self) -> int:
@@ -68,7 +71,16 @@ class ByteTokenizer(Tokenizer):
 class HuggingFaceTokenizer(Tokenizer):
     """A tokenizer of the library `tokenizers`."""
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer, *, bos_id: int, eos_id: int, digest: str):
+    def __init__(
+        self,
+        tokenizer: tokenizers.Tokenizer,
+        *,
+        bos_id: int,
+        eos_id: int,
+        digest: str,
+        adds_bos: bool | None = None,
+    ):
+        """Wraps a tokenizer; `adds_bos` is what its post-processor does if it is None."""
         tokenizer.no_truncation()
         tokenizer.no_padding()
         tokenizer.encode_special_tokens = True
@@ -77,6 +89,9 @@ class HuggingFaceTokenizer(Tokenizer):
         self.eos_id = eos_id
         self.token_bytes = _token_bytes(tokenizer)
         self.fingerprint = f'{digest[:16]}-{bos_id}-{eos_id}'
+        self.adds_bos = adds_bos
+        if adds_bos is None:
+            self.adds_bos = tokenizer.encode('', add_special_tokens=True).ids[:1] == [bos_id]
 
     def encode(self, text):
         """Returns the token ids, without special tokens."""
@@ -91,8 +106,9 @@ class HuggingFaceTokenizer(Tokenizer):
 class SentencePieceTokenizer(Tokenizer):
     """A SentencePiece model."""
 
-    def __init__(self, processor: Any, *, bos_id: int, eos_id: int, digest: str):
+    def __init__(self, processor: Any, *, bos_id: int, eos_id: int, digest: str, adds_bos: bool):
         self._processor = processor
+        self.adds_bos = adds_bos
         self.bos_id = bos_id
         self.eos_id = eos_id
         self.token_bytes = np.array(

@@ -8,6 +8,7 @@ from flax import nnx
 
 from sa_jax.models.config import DecoderConfig
 from sa_jax.models.decoder import Decoder
+from sa_jax.tokenization.tokenizers import ByteTokenizer
 
 OPTIONS = {
     'full': {},
@@ -43,3 +44,11 @@ def make_model():
         return model.with_config(attention=(attention,), attention_options=options, **changes)
 
     return make
+
+
+@pytest.fixture
+def with_bos():
+    """Bytes, with a token before every text."""
+    tokenizer = ByteTokenizer()
+    tokenizer.adds_bos = True
+    return tokenizer

@@ -12,12 +12,17 @@ import pytest
 from sa_jax.evaluation.completions import complete
 from sa_jax.evaluation.requests import rolling_requests
 from sa_jax.evaluation.scoring import Scorer
-from sa_jax.models.generation import generate
 from sa_jax.tokenization.tokenizers import ByteTokenizer
 
 pytest.importorskip('lm_eval')
 
-from sa_jax.evaluation.harness import HarnessLM, Truncation, evaluate_tasks
+from sa_jax.evaluation.harness import (
+    HarnessLM,
+    LoadedTasks,
+    Truncation,
+    evaluate_tasks,
+    load_tasks,
+)
 
 WORDS = ['ash', 'bay', 'cod', 'dew', 'elm', 'fig', 'gum', 'hay', 'ivy', 'jam', 'kid', 'log']
 CLOZE = [{'context': f'{WORDS[i]} {WORDS[-i]} and', 'continuation': WORDS[i - 5]} for i in range(8)]
@@ -111,7 +116,7 @@ fewshot_config:
 SCRIPT = """
 import json, pathlib, sys
 from flax import nnx
-from sa_jax.evaluation.harness import HarnessLM, evaluate_tasks
+from sa_jax.evaluation.harness import HarnessLM, evaluate_tasks, load_tasks
 from sa_jax.evaluation.scoring import Scorer
 from sa_jax.evaluation.tasks import evaluate, load_task
 from sa_jax.models.config import DecoderConfig
@@ -135,10 +140,17 @@ for name in sys.argv[3].split():
         ours[name + ending] = [
             evaluate(task, scorer, tokenizer, progress=False) for scorer in scorers
         ]
-found = evaluate_tasks(lms, sys.argv[2].split(), limit=6, task_folder=folder)
+loaded = load_tasks(sys.argv[2].split(), task_folder=folder)
+found = evaluate_tasks(lms, loaded, limit=6)
+# Tasks may be asked again, also those whose examples are drawn.
+drawn = load_tasks(['cloze', 'options'], num_shots=3, task_folder=folder)
+again = [evaluate_tasks(lms[:1], drawn, limit=6) for _ in range(2)]
 print(json.dumps({
     'found': found,
     'ours': {name: [draw.aggregates() for draw in draws] for name, draws in ours.items()},
+    'again': again,
+    'num_shots': [loaded.num_shots, drawn.num_shots],
+    'has_texts': [loaded.has_texts, drawn.has_texts],
     'imported': [name for name in ('torch', 'transformers') if name in sys.modules],
 }))
 """
@@ -193,6 +205,16 @@ def test_texts_and_generation_run_inside_the_harness(results):
     assert results['found']['answers']['metrics']['exact_match']['mean'] == 0
 
 
+@pytest.mark.slow
+def test_tasks_may_be_asked_again(results):
+    assert results['again'][0] == results['again'][1]
+    plain, drawn = results['num_shots']
+    assert drawn == {'cloze': 3, 'options': 3}
+    assert {plain[name] for name in ITEMS} == {0}
+    assert plain['cloze_with_shots'] == 2
+    assert results['has_texts'] == [True, False]
+
+
 def instance(*args):
     return SimpleNamespace(args=args)
 
@@ -202,14 +224,17 @@ def scorer(make_model):
     return Scorer(make_model('stochastic'), max_length=32)
 
 
-def test_pairs_are_encoded_as_the_harness_does(scorer):
+def test_pairs_are_encoded_as_the_harness_does(scorer, with_bos):
     lm = HarnessLM(scorer, ByteTokenizer(), progress=False)
     for pair in (('a b', ' c'), ('a ', 'b'), ('a \n', ' b'), ('é', 'è')):
         assert lm._encode_pair(*pair) == super(HarnessLM, lm)._encode_pair(*pair)
-    with_bos = HarnessLM(scorer, ByteTokenizer(), add_bos=True, progress=False)
-    assert with_bos._encode_pair('a', ' b') == ([256, 97], [32, 98])
-    assert with_bos.tok_encode('a') == [256, 97]
-    assert with_bos.tok_encode('a', add_special_tokens=False) == [97]
+    lm_with_bos = HarnessLM(scorer, with_bos, progress=False)
+    for pair in (('a b', ' c'), ('a ', 'b')):
+        found = lm_with_bos._encode_pair(*pair)
+        assert found == super(HarnessLM, lm_with_bos)._encode_pair(*pair)
+    assert lm_with_bos._encode_pair('a', ' b') == ([256, 97], [32, 98])
+    assert lm_with_bos.tok_encode('a') == [256, 97]
+    assert lm_with_bos.tok_encode('a', add_special_tokens=False) == [97]
     assert (lm.eot_token_id, lm.prefix_token_id, lm.max_length) == (256, 256, 32)
 
 
@@ -223,6 +248,7 @@ def test_loglikelihoods(scorer):
         assert (total, is_greedy) == (pytest.approx(score.log_probability, abs=1e-4), False)
     # 42 bytes, of which 33 are kept: the last one isn't read.
     assert lm.truncation == Truncation(requests=1, tokens=9)
+    assert lm.num_read == [2, 4, 32]
 
 
 def test_whole_texts(scorer):
@@ -235,6 +261,11 @@ def test_whole_texts(scorer):
         assert sum(score.num_scored for score in scores) == len(text)
         assert total == pytest.approx(sum(score.log_probability for score in scores), abs=1e-3)
     assert lm.truncation == Truncation(0, 0)
+    decoder = Scorer(scorer.model, max_length=32, continuation='decode')
+    with pytest.raises(
+        ValueError, match=r"every pattern is full attention. Score it with 'prefill'"
+    ):
+        HarnessLM(decoder, ByteTokenizer()).loglikelihood_rolling([instance('ab')])
 
 
 def test_generation(scorer):
@@ -245,6 +276,7 @@ def test_generation(scorer):
     alone = complete(scorer, ByteTokenizer(), ['once upon a'], max_new_tokens=6, progress=False)
     assert texts[0] == texts[2] == alone[0].text
     assert lm.truncation == Truncation(requests=1, tokens=60 - 26)
+    assert lm.num_read == [11, 26, 11, 5]
     # What stops a text isn't part of it.
     stop = texts[0][2]
     (stopped,) = lm.generate_until(
@@ -259,29 +291,98 @@ def test_generation(scorer):
         assert lm.generate_until([instance('once upon a', options)]) == texts[:1]
 
 
-def test_the_own_pattern_may_hold_for_new_tokens(scorer):
-    tokenizer, prompt = ByteTokenizer(), 'once upon a time'
-    (completion,) = complete(
-        scorer, tokenizer, [prompt], max_new_tokens=6, full_decoding=False, progress=False
-    )
-    expected = generate(
-        scorer.model,
-        [prompt],
-        max_new_tokens=6,
-        tokenizer=tokenizer,
-        permutation_key=scorer.permutation_key,
-    )
-    assert [completion.text] == expected
-    assert (completion.num_read, completion.num_dropped) == (len(prompt), 0)
+def test_completions_do_not_depend_on_the_batches(make_model, with_bos):
+    model = make_model('stochastic', permutation_scope='example')
+    prompts = ['once upon a time', 'twice', 'once upon a time', 'x' * 40]
+    found = [
+        complete(
+            Scorer(model, max_length=32, tokens_per_batch=rows * 32),
+            with_bos,
+            prompts,
+            max_new_tokens=8,
+            temperature=temperature,
+            progress=False,
+        )
+        for rows in (1, 4)
+        for temperature in (0.0, 1.0)
+    ]
+    assert found[:2] == found[2:]
+    assert [x.num_read for x in found[0]] == [17, 6, 17, 24]
+    # The same prompt at another place has a permutation of its own.
+    assert found[0][0] != found[0][2]
 
 
-def test_tasks_that_run_programs_are_refused(scorer, monkeypatch):
-    task = SimpleNamespace(UNSAFE_CODE=True)
-    manager = SimpleNamespace(load=lambda names: {'tasks': dict.fromkeys(names, task)})
-    monkeypatch.setattr('lm_eval.tasks.TaskManager', lambda **_: manager)
-    lm = HarnessLM(scorer, ByteTokenizer(), progress=False)
+class GivenTask(SimpleNamespace):
+    OUTPUT_TYPE = 'multiple_choice'
+
+    def get_config(self, name):
+        return getattr(self, name)
+
+    def set_config(self, name, value):
+        setattr(self, name, value)
+
+
+@pytest.fixture
+def give(monkeypatch):
+    """Has the harness find given tasks."""
+
+    def give(tasks, **more):
+        manager = SimpleNamespace(load=lambda names: {'tasks': tasks, **more})
+        monkeypatch.setattr('lm_eval.tasks.TaskManager', lambda **_: manager)
+
+    return give
+
+
+def test_tasks_that_run_programs_are_refused(give):
+    give({'some_code': GivenTask(UNSAFE_CODE=True)})
     with pytest.raises(ValueError, match='some_code runs programs that the model writes'):
-        evaluate_tasks([lm], ['some_code'])
+        load_tasks(['some_code'])
+
+
+def test_tasks_without_solved_examples_say_so(give, caplog):
+    numbers = {'none': 0, 'own': 5, 'unsaid': None}
+    children = {'both': ['none', 'own'], 'one': ['own'], 'all': ['both', 'one']}
+
+    def give_tasks():
+        tasks = {name: GivenTask(num_fewshot=number) for name, number in numbers.items()}
+        give(tasks, group_map=children)
+
+    give_tasks()
+    groups = {'both': None, 'one': 5, 'all': None}
+    assert load_tasks(['all', 'unsaid']).num_shots == numbers | {'unsaid': 0} | groups
+    assert 'no solved examples' not in caplog.text
+    give_tasks()
+    with caplog.at_level('WARNING'):
+        found = load_tasks(['all', 'unsaid'], num_shots=3)
+    assert found.num_shots == {'none': 0, 'own': 3, 'unsaid': 3} | groups | {'one': 3}
+    assert 'none takes no solved examples, instead of 3.' in caplog.text
+
+
+def test_tasks_that_cannot_be_loaded_are_named(monkeypatch):
+    def load(names):
+        raise ConnectionError('no route')
+
+    manager = SimpleNamespace(load=load)
+    monkeypatch.setattr('lm_eval.tasks.TaskManager', lambda **_: manager)
+    with pytest.raises(ValueError, match=r'cannot load boolq: ConnectionError.*use local files'):
+        load_tasks(['boolq'])
+
+
+def test_the_environment_stays(monkeypatch):
+    seen = []
+
+    def evaluate(*args, **options):
+        seen.append(os.environ['DISABLE_MULTIPROC'])
+        return {'results': {}, 'n-samples': {}}
+
+    monkeypatch.setattr('lm_eval.evaluator.evaluate', evaluate)
+    for before in (None, '0'):
+        monkeypatch.delenv('DISABLE_MULTIPROC', raising=False)
+        if before is not None:
+            monkeypatch.setenv('DISABLE_MULTIPROC', before)
+        evaluate_tasks([None], LoadedTasks({'tasks': {}}, {}))
+        assert os.environ.get('DISABLE_MULTIPROC') == before
+    assert seen == ['1', '1']
 
 
 def test_unknown_options_and_tasks_are_named(scorer):
@@ -290,5 +391,7 @@ def test_unknown_options_and_tasks_are_named(scorer):
         lm.generate_until([instance('a', {'top_k': 3, 'num_beams': 2, 'until': ['b']})])
     with pytest.raises(ValueError, match='max_new_tokens must be from 1 to 31'):
         lm.generate_until([instance('a', {})])
-    with pytest.raises(ValueError, match='at least one model and task, got 1 and 0'):
-        evaluate_tasks([lm], [])
+    with pytest.raises(ValueError, match='No model is given'):
+        evaluate_tasks([], LoadedTasks({'tasks': {}}, {}))
+    with pytest.raises(ValueError, match='No task is given'):
+        load_tasks([])

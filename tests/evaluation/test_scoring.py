@@ -192,6 +192,17 @@ def test_devices_share_the_work(make_model, requests, sizes):
     np.testing.assert_allclose(alone, shared, atol=1e-4)
 
 
+def test_any_number_of_devices_shares_the_logits(make_model, requests):
+    # 128 rows of logits are no multiple of three.
+    mesh = make_mesh(3, 1, 1, devices=jax.devices()[:3])
+    model = make_model()
+    alone, shared = (
+        [s.log_probability for s in Scorer(model, max_length=24, mesh=of).score(requests)]
+        for of in (None, mesh)
+    )
+    np.testing.assert_allclose(alone, shared, atol=1e-4)
+
+
 def test_bad_requests_and_numbers_are_named(make_model):
     scorer = Scorer(make_model(), max_length=8)
     with pytest.raises(ValueError, match='Request 1 has 0 tokens of context'):

@@ -12,7 +12,7 @@ from sa_jax.evaluation import programs
 from sa_jax.evaluation.completions import Completion
 from sa_jax.evaluation.requests import rolling_requests
 from sa_jax.evaluation.scoring import Score, Scorer
-from sa_jax.evaluation.tasks import evaluate, load_task
+from sa_jax.evaluation.tasks import check, evaluate, load_task
 from sa_jax.tokenization.tokenizers import ByteTokenizer
 
 CLOZE = [
@@ -164,7 +164,7 @@ def test_perplexity_of_a_text(write, make_model):
         load_task(path, num_shots=1)
 
 
-def test_a_document_may_begin_with_its_token(write):
+def test_texts_begin_with_a_token_if_the_tokenizer_says_so(write, with_bos):
     seen = []
 
     class Recorder(FixedScorer):
@@ -172,10 +172,34 @@ def test_a_document_may_begin_with_its_token(write):
             seen.extend(requests)
             return [Score(-1.0, True, 1, 1, 0)] * len(requests)
 
-    task = load_task(write([{'context': 'a', 'continuation': 'b'}]))
-    run(task, Recorder({}), add_bos=True)
-    run(task, Recorder({}))
-    assert seen == [([256, 97], [32, 98]), ([97], [32, 98])]
+    item = load_task(write([{'context': 'a', 'continuation': 'b'}]))
+    text = load_task(write('abcd', 'prose.txt'), window=2)
+    for task in (item, text):
+        evaluate(task, Recorder({}), with_bos, progress=False)
+        run(task, Recorder({}))
+    assert seen[:2] == [([256, 97], [32, 98]), ([97], [32, 98])]
+    assert seen[2:] == [([256, 97], [98]), ([256, 99], [100]), ([97], [98]), ([99], [100])]
+
+
+def test_what_a_model_cannot_be_asked_is_found_at_once(write, with_bos):
+    bytes_only = ByteTokenizer()
+    text = load_task(write('a' * 50, 'prose.txt'), window=34)
+    check(text, bytes_only, 33)
+    with pytest.raises(ValueError, match='choose a window of at most 33'):
+        check(text, with_bos, 33)
+    with pytest.raises(ValueError, match='has 50 tokens, less than one window of 99'):
+        check(load_task(write('a' * 50, 'prose.txt'), window=99), bytes_only, 200)
+    check(load_task(write(CLOZE)), bytes_only, 8)
+    merging = ByteTokenizer()
+    merging.encode = lambda text: [97]
+    with pytest.raises(ValueError, match="' mat' has no token of its own"):
+        check(load_task(write(CLOZE)), merging, 8)
+    programs_task = load_task(write(PROGRAMS))
+    check(programs_task, bytes_only, 2048)
+    with pytest.raises(
+        ValueError, match='programs of up to 1024 tokens, but the model reads at most'
+    ):
+        check(programs_task, bytes_only, 1024)
 
 
 @pytest.mark.parametrize(
@@ -235,7 +259,7 @@ def test_programs_are_completed_and_run(write, monkeypatch, make_model):
     result = run(task, scorer, confirm_run_unsafe_code=True, effective_windows=(30, 1000))
     assert result.per_item['pass@1'].tolist() == [1, 0]
     assert result.share_longer == {30: 1.0, 1000: 0.0}
-    assert asked[0]['max_new_tokens'] == 512
+    assert asked[0]['max_new_tokens'] == 1024
     assert '\ndef' in asked[0]['stop']
     assert len(load_task(write(PROGRAMS), limit=1).problems) == 1
     with pytest.raises(ValueError, match='confirm_run_unsafe_code'):

@@ -20,6 +20,7 @@ from sa_jax.evaluation.named_tasks import NamedTask
 from sa_jax.models.config import DecoderConfig
 from sa_jax.models.decoder import Decoder
 from sa_jax.models.pretrained import Pretrained
+from sa_jax.models.pretrained.fingerprint import fingerprint
 from sa_jax.models.pretrained.hf_config import decoder_config
 from sa_jax.models.pretrained.tensors import sources
 from sa_jax.tokenization.tokenizers import ByteTokenizer, make_byte_level
@@ -227,6 +228,37 @@ def test_decoded_continuations_differ(folder, pretrained, tmp_path):
     assert decoded['num_items'] == read['num_items']
 
 
+def test_what_cannot_be_asked_is_found_before_the_first_cell(
+    folder, pretrained, tmp_path, evaluations
+):
+    # The windows of the last task are longer than the model.
+    sweep = dataclasses.replace(SWEEP, text_window=66)
+    with pytest.raises(SweepError, match='choose a window of at most 65'):
+        run(sweep, folder, pretrained, tmp_path)
+    with pytest.raises(SweepError, match='layer'):
+        run(dataclasses.replace(SWEEP, full_layers=('40',)), folder, pretrained, tmp_path)
+    assert evaluations.names == []
+
+
+def test_damaged_cells_are_named(folder, pretrained, tmp_path):
+    sweep = dataclasses.replace(SWEEP, tasks=('choices',), patterns=('full',))
+    (cell,) = run(sweep, folder, pretrained, tmp_path)['cells']
+    assert cell['num_shots'] == 0
+    for name in ('seconds', 'metrics', 'settings', 'task'):
+        path = tmp_path / 'cells' / 'choices-full-draw0.json'
+        path.write_text(json.dumps(cell | {name: None}))
+        with pytest.raises(SweepError, match=r'is damaged .* delete it to score it anew'):
+            run(sweep, folder, pretrained, tmp_path)
+
+
+def test_a_model_is_told_by_what_it_reads_first(pretrained):
+    # What cells of models without such a token were kept under.
+    assert fingerprint(pretrained) == fingerprint(make_pretrained(0))
+    tokenizer = ByteTokenizer()
+    tokenizer.adds_bos = True
+    assert fingerprint(pretrained._replace(tokenizer=tokenizer)) != fingerprint(pretrained)
+
+
 def test_tasks_made_from_the_default_corpus(tmp_path):
     sweep = Sweep(tasks=('speeches_last_word', 'speeches_text'))
     tasks = load_tasks(sweep, training_free.SPEECHES, tmp_path)
@@ -246,6 +278,9 @@ def test_bad_settings_are_named():
         dataclasses.replace(SWEEP, draws=0)
     with pytest.raises(ValueError, match="continuation = 'both'"):
         dataclasses.replace(SWEEP, continuation='both')
+    for name, least in (('num_sinks', 0), ('num_shots', 0), ('text_window', 2)):
+        with pytest.raises(ValueError, match=f'{name} = {least - 1}; expected at least {least}'):
+            dataclasses.replace(SWEEP, **{name: least - 1})
 
 
 FIELDS = {
@@ -318,3 +353,15 @@ def test_the_experiment(folder, tmp_path):
     assert other.returncode == 1
     assert 'num_sinks: 0 -> 1' in other.stderr
     assert 'Traceback' not in other.stderr
+    layers = call(*more, '--full_layers=40')
+    assert (layers.returncode, 'Traceback' in layers.stderr) == (1, False)
+    assert '40' in layers.stderr
+
+
+def test_bad_flags_are_named_before_anything_is_loaded(tmp_path):
+    flags = ['--model=none', f'--workdir={tmp_path}', '--tasks=cloze']
+    found = call(*flags, '--effective_windows=4,a')
+    assert '--effective_windows=4,a; expected whole numbers' in found.stdout + found.stderr
+    beside = call(*flags, f'--beside={tmp_path / "absent.json"}')
+    assert 'absent.json is no result.json of a sweep' in beside.stderr
+    assert 'Traceback' not in beside.stderr

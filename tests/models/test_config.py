@@ -81,6 +81,8 @@ def test_layers_may_have_patterns_of_their_own(make_config):
         ({'attention_options': {'stochastic': 3}}, 'mapping of its options'),
         ({'num_experts_per_token': 2}, 'num_experts_per_token.*got 2 of 0'),
         ({'num_experts': 4}, 'num_experts_per_token.*got 0 of 4'),
+        ({'num_experts': 4.0, 'num_experts_per_token': 2}, 'whole number.*got 2 of 4.0'),
+        ({'layer_attention': {'0': 'full'}}, "'0'.*'full'; expected fields"),
         ({'rope_scaling': {'rope_type': 'ntk'}}, "rope_type 'ntk'.*'yarn'"),
         ({'rope_scaling': {'rope_type': 'factors', 'factors': [1.0]}}, '1 factors; expected 4'),
         ({'layer_attention': {'2': _BOTH}}, "layers '2'.*slice of 2 layers"),

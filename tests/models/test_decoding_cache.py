@@ -57,6 +57,12 @@ def test_logits_are_those_of_the_whole_sequence(make_model, run, tokens, attenti
         assert np.abs(other - found[-1]).max() > 1e-2
 
 
+@pytest.mark.parametrize('lengths', [[0, 5, 5, 5], [5, 6, 5, 5]])
+def test_lengths_out_of_range_are_named(make_model, tokens, lengths):
+    with pytest.raises(ValueError, match=r'numbers from \d to \d; expected 1 to 5'):
+        start(make_model(('full',)), tokens[:, :5], length=13, lengths=jnp.array(lengths))
+
+
 def test_bfloat16_is_kept_in_the_cache(make_model, run, tokens):
     model = make_model(compute_dtype='bfloat16')
     expected = run(model, tokens, permutation_key=KEY).logits[:, -1]

@@ -5,7 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from sa_jax.models import experts as experts_module
 from sa_jax.models.experts import choose, mix, mixture
+from sa_jax.models.layers import swiglu
 from sa_jax.models.sharding import make_mesh
 
 LAYER = 1
@@ -79,7 +81,7 @@ def test_gradients_are_those_of_a_dense_sum():
 
     def sparse(x, router, *weights):
         choice = choose(x, router, 2, normalize=True)
-        return jnp.sin(mix(x, choice, *weights, layer=LAYER)).sum()
+        return jnp.sin(mix(x, choice, *weights, layer=LAYER, num_experts=4)).sum()
 
     arguments = (x, router, *weights)
     expected, found = (jax.grad(f, argnums=tuple(range(5)))(*arguments) for f in (dense, sparse))
@@ -98,16 +100,25 @@ def test_experts_spread_over_a_mesh_give_the_same(sizes):
     np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
 
 
-def test_cost_is_that_of_the_chosen_experts():
-    tokens, experts, chosen = 512, 32, 2
-    _, *weights = _weights(experts, hidden=64, width=32)
-    x, router = _normal(9, (tokens, 64)), _normal(8, (64, experts))
+@pytest.mark.parametrize(('first', 'here'), [(0, 32), (8, 8)])
+def test_cost_is_that_of_the_chosen_experts(monkeypatch, first, here):
+    """Groups of blocks that run, of all experts and of a share of them."""
+    tokens, experts, chosen, rows = 512, 32, 2, 32
+    _, *weights = _weights(experts, hidden=16, width=8)
+    x, router = _normal(9, (tokens, 16)), _normal(8, (16, experts))
+    choice = choose(x, router, chosen, normalize=True)
+    weights = [w[:, first : first + here] for w in weights]
+    ran = []
 
-    def run(x, router, *weights):
-        return mix(x, choose(x, router, chosen, normalize=True), *weights, layer=LAYER)
+    def counted(x, gate, up):
+        jax.debug.callback(lambda: ran.append(1))
+        return swiglu(x, gate, up)
 
-    text = jax.jit(run).lower(x, router, *weights).as_text()
-    # Rows of 32 in a loop over at most as many blocks.
-    blocks = (tokens * chosen + experts * 31) // 32
-    assert f'tensor<{blocks}x32xi32>' in text
-    assert blocks * 32 < 2 * tokens * chosen
+    monkeypatch.setattr(experts_module, 'swiglu', counted)
+    y = mix(x, choice, *weights, layer=LAYER, num_experts=experts, first=first)
+    jax.block_until_ready(y)
+    jax.effects_barrier()
+    own = np.bincount(choice.experts.ravel(), minlength=experts)[first : first + here]
+    blocks = int(np.ceil(own / rows).sum())
+    # Whole groups of eight; all blocks there could be are twice as many, or eight times.
+    assert blocks <= len(ran) < blocks + 8

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from sa_jax.models.buckets import bucket
-from sa_jax.models.generation import generate
-from sa_jax.tokenization.tokenizers import ByteTokenizer
+from sa_jax.models.generation import continuation_text, generate
+from sa_jax.tokenization.tokenizers import ByteTokenizer, Tokenizer
 
 KEY = jax.random.key(5)
 PROMPTS = [[1, 2, 3, 4, 5, 6, 7], [9], [30, 2, 2, 4, 8, 16, 3, 5, 7, 1, 0, 11]]
@@ -41,6 +41,18 @@ def test_permutations_of_the_model_s_own_are_those_of_the_trained_length(make_mo
     model = make_model(('stochastic',))
     found = generate(model, PROMPTS, max_new_tokens=8, permutation_key=KEY, length=24)
     assert found == [_greedy(run, model, prompt, 8, permutation_key=KEY) for prompt in PROMPTS]
+
+
+def test_permutations_of_the_model_s_own_need_the_trained_length(make_model):
+    model = make_model(('stochastic',))
+    with pytest.raises(ValueError, match='give their length'):
+        generate(model, PROMPTS, max_new_tokens=8, permutation_key=KEY)
+    found = generate(model, PROMPTS, max_new_tokens=8, permutation_key=KEY, length=24)
+    alone = [
+        generate(model, [prompt], max_new_tokens=8, permutation_key=KEY, length=24)[0]
+        for prompt in PROMPTS
+    ]
+    assert found == alone
 
 
 @pytest.mark.parametrize('name', ['stochastic', 'sliding_window', 'moba'])
@@ -127,6 +139,57 @@ def test_stops_at_tokens_and_texts(make_model):
     assert found == text[: text.find(stop)]
 
 
+class Spaced(Tokenizer):
+    """Bytes, but of a text's first token the space is left out, as SentencePiece does."""
+
+    bos_id = eos_id = 256
+
+    def encode(self, text):
+        return list(f' {text}'.encode())
+
+    def decode(self, ids):
+        return ByteTokenizer().decode(ids).removeprefix(' ')
+
+
+def test_a_continuation_keeps_the_space_it_begins_with(make_model):
+    tokenizer = Spaced()
+    assert continuation_text(tokenizer, tokenizer.encode('def f():'), b'  return') == '  return'
+    assert continuation_text(tokenizer, tokenizer.encode('a'), b' b, c', stop=[',', 'b, ']) == ' '
+    model = make_model(('full',), vocab_size=257)
+    ids = tokenizer.encode('hi')
+    (tokens,) = generate(model, [ids], max_new_tokens=6)
+    settings = {'max_new_tokens': 6, 'tokenizer': tokenizer, 'stop_tokens': []}
+    (text,) = generate(model, ['hi'], **settings)
+    assert text == tokenizer.decode([*ids, *tokens])[2:]
+
+
+def test_stop_texts_end_lists_of_tokens_with_the_one_that_completes_them(make_model):
+    model = make_model(('full',), vocab_size=257)
+    settings = {'max_new_tokens': 12, 'tokenizer': ByteTokenizer(), 'stop_tokens': []}
+    (text,) = generate(model, ['hi'], **settings)
+    (whole,) = generate(model, [[104, 105]], **settings)
+    stop = text[2:4]
+    (found,) = generate(model, [[104, 105]], stop=[stop], **settings)
+    ends = [n for n in range(13) if stop in ByteTokenizer().decode(whole[:n])]
+    assert found == whole[: ends[0]]
+
+
+@pytest.mark.parametrize('drawn', [{'temperature': 1.0, 'key': KEY}, {'permutation_key': KEY}])
+def test_what_is_drawn_depends_on_the_number_of_a_prompt_only(make_model, drawn):
+    model = make_model(('full',), permutation_scope='example')
+    prefill = {'attention': ('stochastic',), 'attention_options': {'stochastic': {'window': 5}}}
+    settings = {'max_new_tokens': 8, 'prefill_attention': prefill, 'permutation_key': KEY} | drawn
+    prompts = [PROMPTS[2]] * 4
+    together = generate(model, prompts, **settings)
+    assert len(set(map(tuple, together))) > 1
+    for first, last in ((0, 1), (1, 4)):
+        numbers = range(first, last)
+        found = generate(model, prompts[first:last], example_ids=numbers, **settings)
+        assert found == together[first:last]
+    with pytest.raises(ValueError, match='1 example_ids for 4 prompts'):
+        generate(model, prompts, example_ids=[0], **settings)
+
+
 def test_few_programs_for_many_lengths(make_model):
     assert sorted({bucket(n) for n in range(1, 400)}) == [
         16,
@@ -157,6 +220,7 @@ def test_few_programs_for_many_lengths(make_model):
         ([[1]], {'stop': 'a'}, 'list of texts'),
         ([[1] * 20], {'length': 21}, 'use at least 22'),
         ([[1]], {'prefill_attention': 'stochastik'}, 'stochastic'),
+        ([[1]], {'example_ids': [1, 2]}, '2 example_ids for 1'),
         ([[1]], {'prefill_attention': {'hidden_size': 3}}, 'hidden_size'),
     ],
 )

@@ -35,6 +35,7 @@ def cell(task, pattern, window, draw, value, perplexity=None, shift=0.0):
         'share_longer': {'64': 0.75},
         'num_truncated': 2,
         'num_dropped': 1234,
+        'num_shots': 5,
         'seconds': 1.0,
     }
 
@@ -103,20 +104,30 @@ def test_scores_join_draws(result):
 def test_differences_are_taken_on_the_same_items(result):
     scores = Scores(result)
     # The groups differ from each other, but by as much under both patterns.
-    difference = scores.accuracy_difference('boolq', 'sa', 'swa', 64)
-    assert difference.value == pytest.approx(4)
+    difference = scores.accuracy_difference('boolq', 'moba', 'swa', 64)
+    assert difference.value == pytest.approx(2)
     assert difference.stderr == pytest.approx(0, abs=1e-9)
     for x in result['figures']['cells']:
         if (x['task'], x['pattern']) == ('boolq', 'swa'):
             x['groups']['acc'] = (0.6 - 0.1 * ODD).tolist()
     scores = Scores(result)
     difference = scores.accuracy_difference('boolq', 'sa', 'swa', 64)
-    # Groups differ by 0.04 ± 0.2.
-    assert difference.stderr == pytest.approx(20 / 3)
-    assert scores.accuracy_difference(MEAN, 'sa', 'swa', 64).value == pytest.approx(7)
-    assert scores.accuracy_difference(MEAN, 'sa', 'swa', 64).stderr == pytest.approx(10 / 3)
+    assert difference.value == pytest.approx(4)
+    # Groups differ by 0.04 ± 0.2, and two draws by 0.04.
+    assert difference.stderr == pytest.approx(math.hypot(20 / 3, 2))
+    mean = scores.accuracy_difference(MEAN, 'sa', 'swa', 64)
+    assert mean.value == pytest.approx(7)
+    # The draws of both tasks move together.
+    assert mean.stderr == pytest.approx(math.hypot(10 / 3, 2))
     ratio = scores.perplexity_ratio('lambada_openai', 'swa', 'full', 64)
     assert ratio.value == pytest.approx(5 / 3)
+    assert ratio.stderr == pytest.approx(0, abs=1e-9)
+    for x in result['figures']['cells']:
+        if x['pattern'] == 'sa' and 'perplexity' in x['metrics']:
+            x['metrics']['perplexity']['value'] = 20 + 10 * x['draw']
+    ratio = Scores(result).perplexity_ratio('lambada_openai', 'sa', 'full', 64)
+    # The mean of two logarithms is off by half of their difference.
+    assert ratio.stderr == pytest.approx(ratio.value * math.log(1.5) / 2)
     for x in result['figures']['cells']:
         x['groups'] = {}
     assert Scores(result).accuracy_difference('boolq', 'sa', 'swa', 64) is None
@@ -134,11 +145,16 @@ def test_tables(result):
     assert list(perplexity) == ['lambada_openai']
     assert perplexity['lambada_openai'][1] == '33.33'
     _, gaps = rows(text, 'Stochastic attention against others')
-    assert gaps['boolq SA − MoBA, points'] == ['+2.0 ± 0.0']
-    assert gaps['boolq SA − full, points'] == ['−6.0 ± 0.0']
+    assert gaps['boolq SA − MoBA, points'] == ['+2.0 ± 2.0']
+    assert gaps['boolq SA − full, points'] == ['−6.0 ± 2.0']
     header, lengths = rows(text, 'Lengths')
-    assert header == ['task', 'items', 'tokens, mean', '> 64, %', 'requests cut', 'tokens cut']
-    assert lengths['boolq'] == ['100', '83', '75', '2', '1,234']
+    names = ['task', 'items', 'solved before each', 'tokens, mean', '> 64, %']
+    assert header == [*names, 'requests cut', 'tokens cut']
+    assert lengths['boolq'] == ['100', '5', '83', '75', '2', '1,234']
+    for x in result['figures']['cells']:
+        del x['num_shots']
+    _, lengths = rows(training_free_tables.tables([result]), 'Lengths')
+    assert lengths['boolq'][1] == '–'
     _, keys = rows(text, 'Keys that a query sees')
     assert keys['a very long text SWA'] == keys['a very long text SA'] == ['64.0']
     assert keys['a very long text MoBA'] == ['48.5']
@@ -170,6 +186,21 @@ def test_an_unfinished_sweep_has_no_mean(result):
     cells[:] = [x for x in cells if (x['task'], x['draw']) != ('boolq', 1)]
     _, accuracy = rows(training_free_tables.tables([result]), 'Accuracy')
     assert accuracy['**mean**'][2] == 'not measured'
+
+
+def test_what_has_no_known_metric_is_named(result):
+    for x in result['figures']['cells']:
+        if x['task'] == 'boolq':
+            x['metrics'] = {'exact_match,strict': {'value': 0.5, 'stderr': None}, 'f1': {}}
+    text = training_free_tables.tables([result])
+    assert 'is known of boolq, whose metrics are exact_match,strict, f1.' in text
+    assert 'No accuracy' not in training_free_tables.tables([make_result()])
+
+
+def test_layers_with_full_attention_are_told_beside_the_keys(result):
+    result['config']['full_layers'] = ['-3:', '0']
+    text = training_free_tables.tables([result])
+    assert 'In the layers -3:, 0 it sees all before it.' in text
 
 
 def test_length_normalised_where_papers_do_so(result):

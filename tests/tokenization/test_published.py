@@ -84,6 +84,34 @@ def test_tokenizer_json(trained, tmp_path):
         load_published(path, separator='<none>')
 
 
+def test_whether_texts_begin_with_a_token_is_what_the_files_say(trained, tmp_path):
+    folder, beside = tmp_path, tmp_path / 'tokenizer_config.json'
+
+    def adds_bos(**settings):
+        beside.write_text(json.dumps({'eos_token': '<|endoftext|>'} | settings))
+        return load_published(folder).adds_bos
+
+    trained.save(str(tmp_path / 'tokenizer.json'))
+    assert not load_published(folder).adds_bos
+    assert adds_bos(add_bos_token=True, bos_token='<|endoftext|>')
+    assert not adds_bos(add_bos_token=True)
+    trained.post_processor = huggingface.processors.TemplateProcessing(
+        single='<|endoftext|> $A', special_tokens=[('<|endoftext|>', 0)]
+    )
+    trained.save(str(tmp_path / 'tokenizer.json'))
+    assert adds_bos()
+    assert not adds_bos(add_bos_token=False)
+    assert load_published(folder).encode('attention') == trained.encode('attention').ids[1:]
+    with pytest.raises(ValueError, match=r"tokenizer_config.json has add_bos_token = 'yes'"):
+        adds_bos(add_bos_token='yes')
+    beside.write_text('{"eos_token"')
+    with pytest.raises(ValueError, match=r'tokenizer_config.json is no JSON'):
+        load_published(folder)
+    beside.write_text('[]')
+    with pytest.raises(ValueError, match=r'tokenizer_config.json holds \[\]'):
+        load_published(folder)
+
+
 def test_fingerprints_are_the_files(trained, tmp_path):
     # Checkpoints keep them: the same file has to give the same one for ever.
     model = {'type': 'BPE', 'vocab': {'a': 0, '</s>': 1}, 'merges': []}
@@ -133,9 +161,11 @@ def test_sentencepiece(texts, tmp_path):
     # The model puts a space before the text.
     assert tokenizer.token_bytes[ids].sum() == len(text.encode()) + 1
     assert load_published(tmp_path).fingerprint == tokenizer.fingerprint
+    assert tokenizer.adds_bos
 
     no_bos = train('other.model', bos_id=-1)
     assert no_bos.bos_id == no_bos.eos_id
+    assert not no_bos.adds_bos
     with pytest.raises(ValueError, match=r'set data.tokenizer.separator'):
         train('none.model', eos_id=-1)
 

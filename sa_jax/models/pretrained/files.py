@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,14 @@ import numpy as np
 from sa_jax.extras import optional_import
 
 _DTYPES = ('BF16', 'F16', 'F32', 'F64')
-_LISTED = 10  # tensors in a message
+_LISTED = 20  # names in a message
 _INDEX = 'model.safetensors.index.json'
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names for a message, the first of them if they are many."""
+    more = f' and {len(names) - _LISTED} more' if len(names) > _LISTED else ''
+    return ', '.join(names[:_LISTED]) + more
 
 
 class SafetensorsFiles:
@@ -55,7 +62,7 @@ class SafetensorsFiles:
         if wrong:
             raise ValueError(
                 f'{directory} has tensors of types that are not supported: '
-                f'{", ".join(wrong[:_LISTED])}; expected {", ".join(_DTYPES)}.'
+                f'{listed(wrong)}; expected {", ".join(_DTYPES)}.'
             )
 
     def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import os
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 from ml_dtypes import bfloat16
 
 from sa_jax.extras import optional_import
+from sa_jax.models.pretrained.files import listed
 from sa_jax.models.pretrained.gguf_config import config_fields
 from sa_jax.models.pretrained.gguf_header import Header, TensorInfo, read_header
 from sa_jax.models.pretrained.gguf_tokenizer import build_tokenizer
@@ -57,7 +59,6 @@ _ROTATED = ('self_attn.q_proj.weight', 'self_attn.k_proj.weight')
 _LAYER_TENSOR = re.compile(r'blk\.(0|[1-9]\d{0,8})\.(.+)')
 
 _PIECE = 1 << 20  # values that are dequantized at a time
-_LISTED = 10  # names in a message
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,8 +89,12 @@ class GgufFile:
         tensor each; matrices are `[out, in]`.
     """
 
-    def __init__(self, path: str | os.PathLike):
+    def __init__(self, path: str | os.PathLike, *, ignore: Collection[str] = ()):
         """Reads the header.
+
+        Args:
+          path: Of the file.
+          ignore: Keys of its metadata, unknown to this package, that are known not to matter.
 
         Raises:
           ValueError: The file is no GGUF file, is damaged or truncated, or holds an architecture,
@@ -102,7 +107,7 @@ class GgufFile:
         try:
             self._check_types()
             self._check_sizes()
-            self.config: dict[str, Any] = self._config()
+            self.config: dict[str, Any] = self._config(ignore)
             self._tensors = self._by_published_name()
         except ValueError as error:
             raise ValueError(f'{self._path}: {error}') from error
@@ -153,7 +158,7 @@ class GgufFile:
         unsupported = {info.kind for info in tensors.values() if not self._is_supported(info.kind)}
         bad = [f'{n} (type {i.kind})' for n, i in tensors.items() if i.kind in unsupported]
         if bad:
-            raise ValueError(f'tensors of types that are not supported: {_listed(bad)}.')
+            raise ValueError(f'tensors of types that are not supported: {listed(bad)}.')
 
     def _is_supported(self, kind):
         try:
@@ -169,12 +174,12 @@ class GgufFile:
         tensors = self._header.tensors
         ragged = [n for n, i in tensors.items() if i.shape[-1] % self._block(i.kind)[0]]
         if ragged:
-            raise ValueError(f'tensors whose rows are no whole blocks: {_listed(ragged)}.')
+            raise ValueError(f'tensors whose rows are no whole blocks: {listed(ragged)}.')
         size = len(self._header.data)
         cut = [n for n, i in tensors.items() if i.offset + self._bytes(i) > size]
         if cut:
             raise ValueError(
-                f'the file is truncated; of {_listed(cut)} it lacks all or a part. Download it '
+                f'the file is truncated; of {listed(cut)} it lacks all or a part. Download it '
                 'again.'
             )
 
@@ -186,7 +191,7 @@ class GgufFile:
         values, size = self._block(info.kind)
         return math.prod(info.shape) // values * size
 
-    def _config(self):
+    def _config(self, ignore):
         tensors, factors = self._header.tensors, None
         if 'token_embd.weight' not in tensors:
             raise ValueError('it has no tensor token_embd.weight.')
@@ -202,6 +207,7 @@ class GgufFile:
             vocab_size=tensors['token_embd.weight'].shape[0],
             tied='output.weight' not in tensors,
             rope_factors=factors,
+            ignore=ignore,
         )
 
     def _by_published_name(self):
@@ -228,10 +234,10 @@ class GgufFile:
         if unknown:
             raise ValueError(
                 f'tensors that a model of architecture {architecture} should not have: '
-                f'{_listed(unknown)}.'
+                f'{listed(unknown)}.'
             )
         if misshapen:
-            raise ValueError(f'tensors of unexpected shapes: {_listed(misshapen)}.')
+            raise ValueError(f'tensors of unexpected shapes: {listed(misshapen)}.')
         count = self.config['num_hidden_layers']
         if len(layers) != count or max(layers) != count - 1:
             raise ValueError(
@@ -293,8 +299,3 @@ def _interleaved(rows: range, head_dim: int) -> np.ndarray:
     rows = np.asarray(rows)
     half, channel = np.divmod(rows % head_dim, head_dim // 2)
     return rows - rows % head_dim + 2 * channel + half
-
-
-def _listed(names):
-    more = f' and {len(names) - _LISTED} more' if len(names) > _LISTED else ''
-    return ', '.join(names[:_LISTED]) + more

@@ -6,7 +6,7 @@ not to change what the model computes, or an error.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 ARCHITECTURES = {
@@ -61,7 +61,12 @@ _HARMLESS = {'pooling_type', 'rope.scaling.finetuned'}
 
 
 def config_fields(
-    metadata: Mapping[str, Any], *, vocab_size: int, tied: bool, rope_factors: list[float] | None
+    metadata: Mapping[str, Any],
+    *,
+    vocab_size: int,
+    tied: bool,
+    rope_factors: list[float] | None,
+    ignore: Collection[str] = (),
 ) -> dict[str, Any]:
     """Returns the fields of `config.json` that say the same.
 
@@ -71,12 +76,13 @@ def config_fields(
       tied: Whether the embedding also produces the logits.
       rope_factors: Numbers that divide the frequencies of the rotary embedding, where the file has
         them.
+      ignore: Keys, unknown to this package, that are known not to matter.
 
     Raises:
       ValueError: The file is no model, or a part of one; its architecture, a key of it or a value
         isn't supported, or a key is missing.
     """
-    fields = _Fields(metadata)
+    fields = _Fields(metadata, ignore)
     hidden, heads = fields.whole('embedding_length'), fields.whole('attention.head_count')
     head_dim = fields.whole('attention.key_length', hidden // heads)
     for name in ('attention.value_length', 'rope.dimension_count'):
@@ -120,7 +126,7 @@ def config_fields(
 class _Fields:
     """The keys of the architecture, without its name."""
 
-    def __init__(self, metadata):
+    def __init__(self, metadata, ignore):
         self.architecture = metadata.get('general.architecture')
         if not isinstance(self.architecture, str) or self.architecture not in ARCHITECTURES:
             raise ValueError(
@@ -140,6 +146,7 @@ class _Fields:
             for key, value in metadata.items()
             if key.startswith(start)
         }
+        self._ignored = {key.removeprefix(start) for key in ignore if key.startswith(start)}
         self._check()
 
     def key(self, name):
@@ -166,11 +173,12 @@ class _Fields:
             understood |= _UNDERSTOOD_OF_EXPERTS
         else:
             required |= _REQUIRED_WITHOUT_EXPERTS
-        unknown = sorted(set(self._values) - understood - set(required) - _HARMLESS)
+        known = understood | set(required) | _HARMLESS | self._ignored
+        unknown = [self.key(name) for name in sorted(set(self._values) - known)]
         if unknown:
             raise ValueError(
-                f'the keys {", ".join(map(self.key, unknown))} are not supported; they may change '
-                'what the model computes.'
+                f'the keys {", ".join(unknown)} are not supported; if they do not change what the '
+                f'model computes, pass ignore={tuple(unknown)!r}.'
             )
         for name, values in required.items():
             if self._values.get(name, values[0]) not in values:

@@ -29,15 +29,19 @@ class _Pre(NamedTuple):
     Attributes:
       patterns: The text is split by each in turn; what lies between the matches are pieces too.
       whole_pieces: Whether a piece that is a token isn't merged.
+      adds_bos: Whether texts begin with a token where the file doesn't say.
       composed: Whether the text is brought into the form NFC.
     """
 
     patterns: tuple[str, ...]
     whole_pieces: bool = False
+    adds_bos: bool = False
     composed: bool = False
 
 
-_LLAMA3 = _Pre((f'{_CONTRACTIONS}|{_WORD}|' + r'\p{N}{1,3}|' + _REST,), whole_pieces=True)
+_LLAMA3 = _Pre(
+    (f'{_CONTRACTIONS}|{_WORD}|' + r'\p{N}{1,3}|' + _REST,), whole_pieces=True, adds_bos=True
+)
 # By the value of tokenizer.ggml.pre.
 _PRE = {
     'default': _Pre((r'[\p{P}\$\+<=>\^~\|]+', _GPT2, r'\p{N}+', '[0-9][0-9][0-9]')),
@@ -53,6 +57,7 @@ _PRE = {
             r'|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+',
         ),
         whole_pieces=True,
+        adds_bos=True,
     ),
 }
 
@@ -110,7 +115,21 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> HuggingFaceTokenizer:
         bos_id=vocabulary.bos_id,
         eos_id=vocabulary.eos_id,
         digest=hashlib.sha256(json.dumps(fields.used, sort_keys=True).encode()).hexdigest(),
+        adds_bos=_adds_bos(metadata),
     )
+
+
+def _adds_bos(metadata):
+    """Whether texts begin with a token; where the file is silent, by the rules of llama.cpp."""
+    given = metadata.get('tokenizer.ggml.add_bos_token')
+    if not isinstance(given, bool | None):
+        raise ValueError(f'tokenizer.ggml.add_bos_token = {given!r}; expected true or false.')
+    if metadata.get('tokenizer.ggml.bos_token_id') is None:
+        return False
+    if given is not None:
+        return given
+    pre = _PRE.get(metadata.get('tokenizer.ggml.pre'))
+    return metadata['tokenizer.ggml.model'] == 'llama' or (pre is not None and pre.adds_bos)
 
 
 class _Fields:

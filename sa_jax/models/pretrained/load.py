@@ -18,8 +18,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 from tqdm import tqdm
 
 from sa_jax.extras import optional_import
-from sa_jax.models.decoder import Decoder
-from sa_jax.models.pretrained.files import SafetensorsFiles
+from sa_jax.models.decoder import Decoder, abstract_decoder
+from sa_jax.models.pretrained.files import SafetensorsFiles, listed
 from sa_jax.models.pretrained.gguf import GgufFile
 from sa_jax.models.pretrained.hf_config import context_length, decoder_config
 from sa_jax.models.pretrained.tensors import Source, sources
@@ -39,7 +39,7 @@ _HUB_FILES = (
 )
 _TOKENIZERS = ('tokenizer.json', 'vocab.json', 'tokenizer.model')
 _PIECE = 32 << 20  # bytes that are converted at a time
-_LISTED = 10  # tensors in a message
+_MISSING = 100  # tensors that may be missing, beside as many as there are, and are still named
 
 
 class Pretrained(NamedTuple):
@@ -79,7 +79,8 @@ def load_pretrained(
         tokenizer; a GGUF file; or the name of a repository on the Hugging Face hub.
       dtype: Of the parameters and of the computation, 'bfloat16' or 'float32'.
       mesh: Of `make_mesh`; None for a single device.
-      ignore: Fields of config.json, unknown to this package, that are known not to matter.
+      ignore: Fields of config.json, or keys of a GGUF file's metadata, that are unknown to this
+        package and known not to matter.
 
     Returns:
       The model, whose attention is the checkpoint's own (`Decoder.with_config` gives it another),
@@ -87,15 +88,15 @@ def load_pretrained(
 
     Raises:
       ValueError: The checkpoint isn't supported, is damaged, or can't be found; tensors are
-        missing, surplus or misshapen, the first ten of each named; or the mesh can't split it.
+        missing, surplus or misshapen, the first twenty of each named; or the mesh can't split it.
     """
     if dtype not in DTYPES:
         raise ValueError(f'dtype = {dtype!r}; expected one of {", ".join(map(repr, DTYPES))}.')
     path = Path(source).expanduser()
     if path.suffix == '.gguf':
         if not path.is_file():
-            raise ValueError(f'{path} does not exist.')
-        tensors = GgufFile(path)
+            raise ValueError(f'{path} does not exist; expected a GGUF file.')
+        tensors = GgufFile(path, ignore=ignore)
         fields, tokenizer = tensors.config, tensors.tokenizer()
     else:
         path = path if path.is_dir() else _download(source)
@@ -106,8 +107,7 @@ def load_pretrained(
     length = context_length(fields)
     table = sources(config)
     _check_tensors(path, tensors.shapes, table, config)
-    graph, abstract = nnx.split(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))))
-    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype), abstract)
+    graph, abstract = nnx.split(abstract_decoder(config, dtype))
     shardings = _shardings(abstract, mesh)
     with tqdm(
         total=len(table), desc='Loading', unit='parameter', leave=False, disable=None
@@ -178,6 +178,13 @@ def _without_layers(sharding):
 
 
 def _check_tensors(path, shapes, table, config):
+    # Counted first: a damaged config.json may ask for more names than fit into memory.
+    count = sum(x.count(config) for x in table.values())
+    if count > 2 * len(shapes) + _MISSING:
+        raise ValueError(
+            f'{path} does not fit its configuration: it has {len(shapes)} tensors, and the '
+            f'configuration asks for {count}; download both anew, from one place.'
+        )
     expected = {name: x.shape for x in table.values() for name in x.names(config)}
     # Left in some files by older programs; the model doesn't use them.
     surplus = {x for x in shapes if x not in expected and not x.endswith('.rotary_emb.inv_freq')}
@@ -192,14 +199,12 @@ def _check_tensors(path, shapes, table, config):
             if shapes.get(name, shape) != shape
         ],
     }
-    lines = [_listed(what, names) for what, names in problems.items() if names]
+    lines = [f'{what} {listed(names)}' for what, names in problems.items() if names]
     if lines:
-        raise ValueError(f'{path} does not fit its configuration: it ' + '; it '.join(lines) + '.')
-
-
-def _listed(what, names):
-    more = f' and {len(names) - _LISTED} more' if len(names) > _LISTED else ''
-    return f'{what} {", ".join(names[:_LISTED])}{more}'
+        raise ValueError(
+            f'{path} does not fit its configuration: it {"; it ".join(lines)}. Download weights '
+            'and config.json anew, from one place.'
+        )
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -33,11 +33,19 @@ class Source:
     cut: Callable[[Index], Index]
     arrange: Callable[[np.ndarray, tuple[int, ...]], np.ndarray]
 
+    def count(self, config: DecoderConfig) -> int:
+        """How many tensors there are."""
+        layers, experts = self._each(config)
+        return len(layers) * len(experts)
+
     def names(self, config: DecoderConfig) -> Iterator[str]:
         """The names of all its tensors."""
-        layers = range(config.num_layers if '{layer}' in self.name else 1)
-        experts = range(config.num_experts if '{expert}' in self.name else 1)
+        layers, experts = self._each(config)
         return (self.name.format(layer=layer, expert=e) for layer in layers for e in experts)
+
+    def _each(self, config):
+        layers = range(config.num_layers if '{layer}' in self.name else 1)
+        return layers, range(config.num_experts if '{expert}' in self.name else 1)
 
     def read(self, read: Read, index: Index, shape: tuple[int, ...], layer: int = 0) -> np.ndarray:
         """Reads a slice of the parameter, of one layer.
@@ -49,19 +57,21 @@ class Source:
           layer: The layer.
         """
         if '{expert}' in self.name:
-            experts, *rest = index
-            return np.stack(
-                [
-                    self._read(read, tuple(rest), shape[1:], layer=layer, expert=expert)
-                    for expert in range(*experts.indices(shape[0]))
-                ]
-            )
+            which, *rest = index
+            experts = range(*which.indices(shape[0]))
+            size = _size(rest, shape[1:])
+            for place, expert in enumerate(experts):
+                found = self._read(read, tuple(rest), shape[1:], layer=layer, expert=expert)
+                if not place:
+                    # Filled in place: a list of them would be a second copy of the layer.
+                    stacked = np.empty((len(experts), *size), found.dtype)
+                stacked[place] = found
+            return stacked
         return self._read(read, index, shape, layer=layer)
 
     def _read(self, read, index, shape, **which):
         found = read(self.name.format(**which), self.cut(index))
-        size = tuple(len(range(*i.indices(n))) for i, n in zip(index, shape, strict=True))
-        return self.arrange(found, size)
+        return self.arrange(found, _size(index, shape))
 
 
 def sources(config: DecoderConfig) -> dict[str, Source]:
@@ -105,6 +115,10 @@ def sources(config: DecoderConfig) -> dict[str, Source]:
     if not config.tie_embeddings:
         table['unembedding'] = _as_it_is('lm_head.weight', vocab, hidden)
     return table
+
+
+def _size(index, shape):
+    return tuple(len(range(*i.indices(n))) for i, n in zip(index, shape, strict=True))
 
 
 def _as_it_is(name, *shape):

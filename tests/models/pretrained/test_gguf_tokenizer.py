@@ -11,6 +11,7 @@ pytest.importorskip('gguf')
 
 import gguf_files as files
 
+from sa_jax.models.generation import continuation_text
 from sa_jax.models.pretrained.gguf import GgufFile
 from sa_jax.models.pretrained.gguf_tokenizer import build_tokenizer
 
@@ -138,6 +139,27 @@ def test_types_of_tokens():
     assert tokenizer.token_bytes[ids].sum() == len(text)
 
 
+@pytest.mark.parametrize(
+    ('changes', 'adds_bos'),
+    [
+        ({}, False),
+        ({'pre': 'llama-bpe'}, True),
+        ({'pre': 'tekken'}, True),
+        ({'pre': 'llama-bpe', 'add_bos_token': False}, False),
+        ({'add_bos_token': True}, True),
+        ({'add_bos_token': True, 'bos_token_id': None}, False),
+    ],
+)
+def test_whether_texts_begin_with_a_token_is_what_the_file_says(changes, adds_bos):
+    fields = byte_level('gpt-2') | keyed(bos_token_id=256) | keyed(**changes)
+    given = {key: value for key, value in fields.items() if value is not None}
+    tokenizer = build_tokenizer(given)
+    assert tokenizer.adds_bos == adds_bos
+    # It is no part of the vocabulary.
+    given.pop('tokenizer.ggml.add_bos_token', None)
+    assert build_tokenizer(given).fingerprint == tokenizer.fingerprint
+
+
 @pytest.mark.parametrize('add_space_prefix', [True, False])
 def test_sentencepiece(texts, add_space_prefix):
     sentencepiece = pytest.importorskip('sentencepiece')
@@ -179,6 +201,9 @@ def test_sentencepiece(texts, add_space_prefix):
         )
     )
     assert tokenizer.token_bytes[:3].tolist() == [0, 0, 0]
+    assert tokenizer.adds_bos
+    space = source.piece_to_id('▁')
+    assert continuation_text(tokenizer, tokenizer.encode('a\n'), [space] * 4) == '    '
     more = ['  leading', 'trailing  ', '</s> <s> <0x41>', *repeats, 'aba' * 50, 'aab' * 50]
     for text in [*SAMPLES, *texts, *more]:
         ids = tokenizer.encode(text)
@@ -193,6 +218,7 @@ def test_sentencepiece(texts, add_space_prefix):
     [
         ({'model': 'bert'}, r"ggml.model = 'bert' is not supported; expected one of gpt2, llama"),
         ({'model': None}, r'the metadata lacks tokenizer.ggml.model'),
+        ({'add_bos_token': 1}, r'ggml.add_bos_token = 1; expected true or false'),
         (
             {'pre': 'falcon'},
             r"ggml.pre = 'falcon' is not supported; expected one of default, gpt-2",

@@ -162,12 +162,17 @@ def test_wrong_tensors_are_listed(tmp_path, change, message):
         load_pretrained(tmp_path)
 
 
-def test_a_configuration_without_a_context_is_refused_before_weights_are_read(llama):
-    directory, _ = llama
-    fields = LLAMA | {'max_position_embeddings': 'many'}
-    (directory / 'config.json').write_text(json.dumps(fields))
+def test_a_configuration_of_endless_layers_is_refused_at_once(tmp_path):
+    tensors = make_tensors(LLAMA)
+    write_checkpoint(tmp_path, LLAMA | {'num_hidden_layers': 1 << 24}, tensors)
+    with pytest.raises(ValueError, match='has 21 tensors, and the configuration asks for 1509'):
+        load_pretrained(tmp_path)
+
+
+def test_a_configuration_without_a_context_is_refused_before_weights_are_read(tmp_path):
+    write_checkpoint(tmp_path, LLAMA | {'max_position_embeddings': 'many'}, {})
     with pytest.raises(ValueError, match="max_position_embeddings = 'many'"):
-        load_pretrained(directory)
+        load_pretrained(tmp_path)
 
 
 def test_tied_embeddings_may_be_stored_twice(tmp_path):
@@ -301,17 +306,21 @@ print(held, most - before)
 @pytest.mark.slow
 @pytest.mark.skipif(not Path('/proc/self/status').exists(), reason='reads /proc')
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
-def test_loading_needs_about_one_tensor_beside_the_parameters(tmp_path, dtype):
-    fields = LLAMA | {
+@pytest.mark.parametrize('family', FIELDS)
+def test_loading_needs_about_one_tensor_beside_the_parameters(tmp_path, family, dtype):
+    fields = FIELDS[family] | {
         'vocab_size': 80_000,
         'hidden_size': 512,
         'intermediate_size': 1536,
-        'num_hidden_layers': 6,
+        'num_hidden_layers': 4,
         'tie_word_embeddings': True,
     }
+    if family == 'qwen3_moe':
+        # A layer's experts are two thirds of the embedding, as in Qwen3-30B-A3B.
+        fields |= {'num_experts': 64, 'moe_intermediate_size': 800}
     tensors = make_tensors(fields)
     write_checkpoint(tmp_path / 'large', fields, tensors)
-    write_checkpoint(tmp_path / 'small', LLAMA, make_tensors(LLAMA))
+    write_checkpoint(tmp_path / 'small', FIELDS[family], make_tensors(FIELDS[family]))
     done = subprocess.run(
         [sys.executable, '-c', _MEASURE, tmp_path / 'large', tmp_path / 'small', dtype],
         cwd=Path(__file__).parents[3],

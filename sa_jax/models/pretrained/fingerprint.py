@@ -10,18 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from sa_jax.models.pretrained import Pretrained
+from sa_jax.models.config import CHANGEABLE
+from sa_jax.models.pretrained.load import Pretrained
 
 # Values of each parameter that are looked at.
 _SAMPLED = 1024
-_NOT_THE_MODELS = {
-    'attention',
-    'attention_options',
-    'compute_dtype',
-    'layer_attention',
-    'permutation_scope',
-    'remat',
-}
 
 
 def fingerprint(pretrained: Pretrained) -> str:
@@ -31,8 +24,10 @@ def fingerprint(pretrained: Pretrained) -> str:
     """
     model, tokenizer, context_length = pretrained
     digest = hashlib.sha256(f'{tokenizer.fingerprint} {context_length}'.encode())
+    if tokenizer.adds_bos:
+        digest.update(b'adds_bos')
     for field in dataclasses.fields(model.config):
-        if field.name not in _NOT_THE_MODELS:
+        if field.name not in CHANGEABLE:
             digest.update(f'{field.name} {getattr(model.config, field.name)!r}'.encode())
     for path, leaf in jax.tree_util.tree_leaves_with_path(nnx.state(model)):
         sampled = np.linspace(0, leaf.size - 1, min(_SAMPLED, leaf.size)).astype(np.int64)
