@@ -13,7 +13,7 @@ import numpy as np
 from sa_jax.benchmarks.timing import interleaved
 from sa_jax.extras import optional_import
 from sa_jax.models import decoding
-from sa_jax.models.decoder import Decoder
+from sa_jax.models.decoder import Decoder, separate_layers
 
 PHASES = ('prefill', 'decode')
 _PAUSE = 0.05  # seconds
@@ -106,9 +106,13 @@ def _runs(who, prefill, decode):
 
 
 def _ours(model, tokens, new_tokens):
-    """Reading the prompts, and decoding behind them, each a function that waits."""
+    """Reading the prompts, and decoding behind them, each a function that waits.
+
+    Decoding as `generate` does it for many tokens.
+    """
     prompt = jnp.asarray(tokens)
     length = -(-(prompt.shape[1] + new_tokens) // _CACHE_BLOCK) * _CACHE_BLOCK
+    layers = separate_layers(model)
     held = {}
 
     def prefill():
@@ -119,7 +123,8 @@ def _ours(model, tokens, new_tokens):
         # they are differs, as a round goes on from the logits of the last one.
         logits, cache = held['start']
         for _ in range(new_tokens):
-            logits, cache = decoding.step(model, cache, jnp.argmax(logits, -1))
+            last = jnp.argmax(logits, -1)
+            logits, cache = decoding.step(model, cache, last, layers=layers)
         jax.block_until_ready(logits)
         held['start'] = logits, cache._replace(count=jnp.int32(prompt.shape[1]))
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -166,6 +167,7 @@ def run_layers(
     attend: Callable[..., tuple[tuple[Array, ...], Any]],
     memory: Any = None,
     *,
+    layers: Sequence[nnx.State] | None = None,
     positions: Array | None = None,
     segment_ids: Array | None = None,
     mesh: Mesh | None = None,
@@ -178,6 +180,7 @@ def run_layers(
       attend: `(query [B, T, N, H], key [B, T, K, H], value [B, T, K, H], layer, memory)` to the
         heads `[B, T, N, H]` of every path, before gates and output projection, and the memory.
       memory: A tree of arrays that the layers hand on, such as a cache of keys and values.
+      layers: Of `separate_layers`; by default each layer is cut out of the stack.
       positions: `[B, T]`; by default the index.
       segment_ids: `[B, T]`; over the valid tokens the gates are averaged.
       mesh: Of `make_mesh`; None for a single device.
@@ -210,10 +213,35 @@ def run_layers(
 
     x = jnp.take(model.embedding[...], tokens, axis=0, mode='fill', fill_value=jnp.nan)
     x = constrain(x.astype(config.compute_dtype), mesh, 'batch', None, None)
-    (x, memory), gate_means = jax.lax.scan(
-        _rematerialise(body, config.remat), (x, memory), (jnp.arange(config.num_layers), stacked)
-    )
-    return x, memory, gate_means
+    if layers is None:
+        (x, memory), gate_means = jax.lax.scan(
+            _rematerialise(body, config.remat),
+            (x, memory),
+            (jnp.arange(config.num_layers), stacked),
+        )
+        return x, memory, gate_means
+    gate_means = []
+    for layer_and_parameters in enumerate(layers):
+        (x, memory), of_layer = body((x, memory), layer_and_parameters)
+        gate_means.append(of_layer)
+    return x, memory, jnp.stack(gate_means)
+
+
+def separate_layers(model: Decoder) -> tuple[nnx.State, ...]:
+    """A copy of each layer's parameters in arrays of their own, but for its experts.
+
+    Decoding is faster with them: from the stack a program copies each layer, for every token. But
+    it takes longer to compile, as each layer is compiled by itself.
+    """
+    leaves, tree = jax.tree_util.tree_flatten_with_path(nnx.state(model.layers))
+    by_leaf = []
+    for path, stacked in leaves:
+        name = jax.tree_util.keystr(path, simple=True, separator='/')
+        if re.search('experts/(gate|up|down)', name):
+            by_leaf.append([stacked[:0]] * len(stacked))  # looked up in the stack as it is
+        else:
+            by_leaf.append(jnp.unstack(stacked))
+    return tuple(jax.tree.unflatten(tree, of_layer) for of_layer in zip(*by_leaf, strict=True))
 
 
 def unembed(model: Decoder, x: Array, mesh: Mesh | None = None) -> Array:

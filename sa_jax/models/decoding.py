@@ -9,6 +9,7 @@ context.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -196,7 +197,13 @@ def read_prompts(
     return x, cache._replace(keys=keys, values=values)
 
 
-def step(model: Decoder, cache: Cache, tokens: Array) -> tuple[Array, Cache]:
+def step(
+    model: Decoder,
+    cache: Cache,
+    tokens: Array,
+    *,
+    layers: Sequence[nnx.State] | None = None,
+) -> tuple[Array, Cache]:
     """Appends one token to every example.
 
     Compiled once for all steps. Inside a caller's `jax.jit` a full cache gives NaN instead of an
@@ -206,6 +213,7 @@ def step(model: Decoder, cache: Cache, tokens: Array) -> tuple[Array, Cache]:
       model: The decoder.
       cache: Of `start` or the step before; donated, hence of no use afterwards.
       tokens: `[B]`, whole numbers below V; others give NaN.
+      layers: Of `separate_layers`, for many steps.
 
     Returns:
       The logits `[B, V]` of the next token, float32, and the cache.
@@ -221,7 +229,7 @@ def step(model: Decoder, cache: Cache, tokens: Array) -> tuple[Array, Cache]:
             f'The cache is full: it holds {cache.count.max()} tokens of at most length = {length}; '
             'start with a greater length, or anew with the last tokens as the prompt.'
         )
-    return _step(*nnx.split(model), cache, tokens)
+    return _step(*nnx.split(model), layers, cache, tokens)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2, 3))
@@ -258,7 +266,7 @@ def _start(graph, state, config, length, prompt, lengths, permutation_key, examp
 
 
 @functools.partial(jax.jit, static_argnames='graph', donate_argnames='cache')
-def _step(graph, state, cache, tokens):
+def _step(graph, state, layers, cache, tokens):
     model = nnx.merge(graph, state)
     config, count = model.config, cache.count
     length = _length(cache, config)
@@ -296,7 +304,12 @@ def _step(graph, state, cache, tokens):
 
     positions = jnp.broadcast_to(count.reshape(-1, 1), (len(tokens), 1))
     x, (keys, values), _ = run_layers(
-        model, tokens[:, None], attend, (cache.keys, cache.values), positions=positions
+        model,
+        tokens[:, None],
+        attend,
+        (cache.keys, cache.values),
+        layers=layers,
+        positions=positions,
     )
     logits = jnp.where(count.reshape(-1, 1) < length, unembed(model, x)[:, 0], jnp.nan)
     return logits, Cache(keys, values, cache.prepared, count + 1)

@@ -111,14 +111,16 @@ def mix(
         of_gate, of_up, of_down = (w[layer, expert].astype(x.dtype) for w in (gate, up, down))
         return swiglu(y, of_gate, of_up) @ of_down
 
+    def skip(index, expert):
+        return jnp.zeros_like(jnp.take(x, index, axis=0, mode='clip'))  # as spread as `run`'s
+
     def run_group(group):
         number, *group = group
         if blocks == together:
             return jax.vmap(run)(*group)
         # Most groups are empty where most experts are elsewhere.
-        nothing = jnp.zeros((together, rows, x.shape[1]), x.dtype)
         is_used = number[0] < last_block[-1]
-        return jax.lax.cond(is_used, jax.vmap(run), lambda *_: nothing, *group)
+        return jax.lax.cond(is_used, jax.vmap(run), jax.vmap(skip), *group)
 
     groups = (number, token.reshape(blocks, rows), block_expert)
     groups = [a.reshape(-1, together, *a.shape[1:]) for a in groups]

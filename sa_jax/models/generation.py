@@ -13,10 +13,12 @@ from jax import Array
 
 from sa_jax.models import decoding
 from sa_jax.models.buckets import bucket
-from sa_jax.models.decoder import Decoder
+from sa_jax.models.decoder import Decoder, separate_layers
 from sa_jax.tokenization.tokenizers import Tokenizer
 
 Prompt = str | Sequence[int]
+
+_MANY_TOKENS = 512  # for which decoding pays for a longer compilation
 
 
 def generate(
@@ -113,6 +115,7 @@ def generate(
         temperature=temperature,
         top_p=top_p,
     )
+    layers = separate_layers(model) if max_new_tokens >= _MANY_TOKENS else None
     for step in range(max_new_tokens):
         new = draw(logits, step)
         # The tokens are needed here, to see where to stop.
@@ -120,7 +123,7 @@ def generate(
             ending.add(int(token))
         if step == max_new_tokens - 1 or all(ending.is_reached for ending in endings):
             break
-        logits, cache = decoding.step(model, cache, new)
+        logits, cache = decoding.step(model, cache, new, layers=layers)
     return [
         ending.text() if isinstance(prompt, str) else ending.tokens
         for ending, prompt in zip(endings, prompts, strict=True)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from sa_jax.models.decoder import separate_layers
 from sa_jax.models.decoding import _step, can_decode, start, step
 
 KEY = jax.random.key(3)
@@ -57,6 +58,23 @@ def test_logits_are_those_of_the_whole_sequence(make_model, run, tokens, attenti
         assert np.abs(other - found[-1]).max() > 1e-2
 
 
+@pytest.mark.parametrize('experts', [{}, {'num_experts': 5, 'num_experts_per_token': 2}])
+def test_separate_layers_give_the_same(make_model, tokens, experts):
+    model = make_model(('stochastic',), **experts)
+    layers = separate_layers(model)
+    held = sum(x.nbytes for x in jax.tree.leaves(layers))
+    of_experts = 3 * 5 * model.config.hidden_size * model.config.intermediate_size * 4
+    assert held == sum(x.nbytes for x in jax.tree.leaves(nnx.state(model.layers))) - (
+        model.config.num_layers * of_experts if experts else 0
+    )
+    logits = []
+    for given in (None, layers):
+        _, cache = start(model, tokens[:, :5], length=13, permutation_key=KEY)
+        _, cache = step(model, cache, tokens[:, 5], layers=given)
+        logits.append(step(model, cache, tokens[:, 6], layers=given)[0])
+    np.testing.assert_allclose(*logits, atol=1e-5, rtol=0)
+
+
 @pytest.mark.parametrize('lengths', [[0, 5, 5, 5], [5, 6, 5, 5]])
 def test_lengths_out_of_range_are_named(make_model, tokens, lengths):
     with pytest.raises(ValueError, match=r'numbers from \d to \d; expected 1 to 5'):
@@ -85,7 +103,7 @@ def test_a_step_needs_the_same_memory_however_long_the_cache(make_model, attenti
             lambda prompt, length=length: start(model, prompt, length=length, permutation_key=KEY),
             prompt,
         )
-        compiled = _step.lower(*nnx.split(model), cache, prompt[:, 0]).compile()
+        compiled = _step.lower(*nnx.split(model), None, cache, prompt[:, 0]).compile()
         costs.append((compiled.memory_analysis(), compiled.cost_analysis()['flops']))
         cache_bytes = sum(x.size * x.dtype.itemsize for x in (cache.keys, cache.values))
         # Updated where it is, not copied.

@@ -121,4 +121,4 @@ def test_cost_is_that_of_the_chosen_experts(monkeypatch, first, here):
     own = np.bincount(choice.experts.ravel(), minlength=experts)[first : first + here]
     blocks = int(np.ceil(own / rows).sum())
     # Whole groups of eight; all blocks there could be are twice as many, or eight times.
-    assert blocks <= len(ran) < blocks + 8
+    assert blocks <= 8 * len(ran) < blocks + 8

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from sa_jax.models import decoding, generation
 from sa_jax.models.buckets import bucket
 from sa_jax.models.generation import continuation_text, generate
 from sa_jax.tokenization.tokenizers import ByteTokenizer, Tokenizer
@@ -53,6 +54,21 @@ def test_permutations_of_the_model_s_own_need_the_trained_length(make_model):
         for prompt in PROMPTS
     ]
     assert found == alone
+
+
+def test_many_tokens_are_decoded_from_separate_layers(make_model, monkeypatch):
+    model = make_model(('full',))
+    expected = generate(model, PROMPTS, max_new_tokens=8)
+    step, given = decoding.step, []
+
+    def recorded(model, cache, tokens, *, layers):
+        given.append(layers)
+        return step(model, cache, tokens, layers=layers)
+
+    monkeypatch.setattr(decoding, 'step', recorded)
+    monkeypatch.setattr(generation, '_MANY_TOKENS', 8)
+    assert generate(model, PROMPTS, max_new_tokens=8) == expected
+    assert all(layers is not None for layers in given)
 
 
 @pytest.mark.parametrize('name', ['stochastic', 'sliding_window', 'moba'])

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import Array
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 from tqdm import tqdm
 
 from sa_jax.extras import optional_import
@@ -22,7 +22,7 @@ from sa_jax.models.decoder import Decoder, abstract_decoder
 from sa_jax.models.pretrained.files import SafetensorsFiles, listed
 from sa_jax.models.pretrained.gguf import GgufFile
 from sa_jax.models.pretrained.hf_config import context_length, decoder_config
-from sa_jax.models.pretrained.tensors import Source, sources
+from sa_jax.models.pretrained.tensors import Source, empty_aligned, sources
 from sa_jax.models.sharding import parameter_shardings
 from sa_jax.tokenization.published import load_published
 from sa_jax.tokenization.tokenizers import Tokenizer
@@ -125,27 +125,35 @@ def load_pretrained(
 def _load(source: Source, tensors: _Tensors, x: jax.ShapeDtypeStruct, sharding: Sharding) -> Array:
     """A parameter in its shards."""
     read = functools.partial(_read_in_pieces, tensors, x.dtype)
+    shards = [
+        _load_shard(source, read, x.shape, index, device)
+        for device, index in sharding.addressable_devices_indices_map(x.shape).items()
+    ]
+    return jax.make_array_from_single_device_arrays(x.shape, sharding, shards)
+
+
+def _load_shard(source, read, shape, index, device):
     if '{layer}' not in source.name:
-        return jax.make_array_from_callback(
-            x.shape, sharding, lambda index: source.read(read, index, x.shape)
-        )
-    of_layer = _without_layers(sharding)
-    fill = jax.jit(_fill, donate_argnums=0, out_shardings=sharding)
-    stacked = jax.jit(lambda: jnp.zeros(x.shape, x.dtype), out_shardings=sharding)()
-    for layer in range(x.shape[0]):
-        values = jax.make_array_from_callback(
-            x.shape[1:],
-            of_layer,
-            lambda index, layer=layer: source.read(read, index, x.shape[1:], layer),
-        )
-        # Waiting keeps a fast disk from filling the memory with layers.
-        stacked = jax.block_until_ready(fill(stacked, values, layer))
-        del values  # or it would stay while the next layer is read
+        return jax.device_put(source.read(read, index, shape), device)
+    stacked = None
+    for layer in range(shape[0]):
+        row = 0
+        for piece in source.pieces(index[1:], shape[1:], _PIECE):
+            values = jax.device_put(source.read(read, piece, shape[1:], layer), device)
+            if stacked is None:
+                size = [len(range(*i.indices(n))) for i, n in zip(index, shape, strict=True)]
+                stacked = jnp.zeros(size, values.dtype, device=device)
+            # Waiting keeps a fast disk from filling the memory with layers.
+            stacked = jax.block_until_ready(_fill(stacked, values, layer, row))
+            row += len(values)
+            del values  # or it would stay while the next one is read
     return stacked
 
 
-def _fill(stacked, values, layer):
-    return jax.lax.dynamic_update_index_in_dim(stacked, values, layer, 0)
+@functools.partial(jax.jit, donate_argnums=0)
+def _fill(stacked, values, layer, row):
+    start = (layer, row) + (0,) * (values.ndim - 1)
+    return jax.lax.dynamic_update_slice(stacked, values[None], start)
 
 
 def _read_in_pieces(tensors, dtype, name, index):
@@ -156,7 +164,7 @@ def _read_in_pieces(tensors, dtype, name, index):
         start, stop, _ = i.indices(n)
         starts.append(start)
         size.append(stop - start)
-    result = np.empty(size, dtype)
+    result = empty_aligned(size, dtype)
     rows = max(1, _PIECE // max(1, 4 * int(np.prod(size[1:]))))
     for row in range(0, size[0], rows):
         piece = slice(starts[0] + row, starts[0] + min(row + rows, size[0]))
@@ -169,12 +177,6 @@ def _shardings(abstract, mesh):
         return parameter_shardings(abstract, mesh)
     device = SingleDeviceSharding(jax.local_devices()[0])
     return jax.tree.map(lambda _: device, abstract)
-
-
-def _without_layers(sharding):
-    if not isinstance(sharding, NamedSharding):
-        return sharding
-    return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
 
 
 def _check_tensors(path, shapes, table, config):

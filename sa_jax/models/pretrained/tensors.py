@@ -7,7 +7,8 @@ of their own, all layers stacked.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -15,6 +16,8 @@ from sa_jax.models.config import DecoderConfig
 
 Index = tuple[slice, ...]
 Read = Callable[[str, Index], np.ndarray]
+
+_ALIGNMENT = 64  # bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +50,19 @@ class Source:
         layers = range(config.num_layers if '{layer}' in self.name else 1)
         return layers, range(config.num_experts if '{expert}' in self.name else 1)
 
+    def pieces(self, index: Index, shape: tuple[int, ...], most: int) -> Iterator[Index]:
+        """Parts of a slice of the parameter, of one layer: experts of at most some float32 bytes.
+
+        A tensor is a part by itself.
+        """
+        if '{expert}' not in self.name:
+            yield index
+            return
+        first, last, _ = index[0].indices(shape[0])
+        together = max(1, most // (4 * math.prod(self.shape)))
+        for expert in range(first, last, together):
+            yield slice(expert, min(expert + together, last)), *index[1:]
+
     def read(self, read: Read, index: Index, shape: tuple[int, ...], layer: int = 0) -> np.ndarray:
         """Reads a slice of the parameter, of one layer.
 
@@ -64,7 +80,7 @@ class Source:
                 found = self._read(read, tuple(rest), shape[1:], layer=layer, expert=expert)
                 if not place:
                     # Filled in place: a list of them would be a second copy of the layer.
-                    stacked = np.empty((len(experts), *size), found.dtype)
+                    stacked = empty_aligned((len(experts), *size), found.dtype)
                 stacked[place] = found
             return stacked
         return self._read(read, index, shape, layer=layer)
@@ -115,6 +131,14 @@ def sources(config: DecoderConfig) -> dict[str, Source]:
     if not config.tie_embeddings:
         table['unembedding'] = _as_it_is('lm_head.weight', vocab, hidden)
     return table
+
+
+def empty_aligned(shape: Sequence[int], dtype: np.typing.DTypeLike) -> np.ndarray:
+    """An array whose memory JAX takes over on the CPU; another it would copy."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return memory[start : start + size].view(dtype).reshape(shape)
 
 
 def _size(index, shape):
