@@ -3,7 +3,8 @@
     python -m experiments.model_memory --workdir=runs/model_memory
 
 Of each config.json: reading a prompt of --context tokens under each pattern, and a step of decoding
-behind it with attention to the whole cache, both in bfloat16 for a single prompt. Writes
+behind it with attention to the whole cache, as `generate` does it for few and for many tokens; all
+in bfloat16 for a single prompt. Writes
 result.json and table.md. Needs the extra aot; a minute a model.
 """
 

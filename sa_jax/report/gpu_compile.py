@@ -390,7 +390,9 @@ def _work(folder: str) -> None:
             arguments = jax.tree.map(
                 lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), arguments
             )
-            jitted = jax.jit(call, donate_argnums=tuple(program['donated']))
+            # What isn't used is in memory all the same.
+            donated = tuple(program['donated'])
+            jitted = jax.jit(call, donate_argnums=donated, keep_unused=True)
             with jax.default_device(topology.devices[0]):
                 memory = jitted.lower(*arguments).compile().memory_analysis()
             answer |= {

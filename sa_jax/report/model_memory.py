@@ -15,7 +15,7 @@ from flax import nnx
 from sa_jax.evaluation.patterns import matched_pattern
 from sa_jax.models import decoding
 from sa_jax.models.config import DecoderConfig
-from sa_jax.models.decoder import abstract_decoder
+from sa_jax.models.decoder import abstract_decoder, separate_layers
 from sa_jax.models.pretrained.hf_config import decoder_config
 from sa_jax.report.gpu_compile import Card, Compiled, Program
 
@@ -80,27 +80,32 @@ def build_prefill(
     return prefill, (parameters, prompt, lengths, key)
 
 
-def build_decode(model: str, context: int, new_tokens: int) -> Build:
+def build_decode(model: str, context: int, new_tokens: int, separate: bool = False) -> Build:
     """Builds a step behind a prompt, with attention to the whole cache, and its arguments.
 
     Args:
       model: the checkpoint's config.json.
       context: T.
       new_tokens: by which N exceeds T.
+      separate: whether the layers are separate, as `sa_jax.models.generation` has them for many
+        tokens: a copy of them all, but for experts.
 
     Returns:
-      (parameters, cache, token `[1]`) -> (logits, cache), and the arguments as
+      (parameters, layers, cache, token `[1]`) -> (logits, cache), and the arguments as
       `jax.ShapeDtypeStruct`s. The cache may be donated.
     """
     decoder = abstract_decoder(read_config(model), DTYPE).with_config(attention=('full',))
     graph, parameters = nnx.split(decoder)
 
-    def decode(parameters, cache, token):
-        return decoding.step(nnx.merge(graph, parameters), cache, token)
+    def decode(parameters, layers, cache, token):
+        return decoding.step(nnx.merge(graph, parameters), cache, token, layers=layers)
 
     prefill, arguments = build_prefill(model, 'full', context, context, new_tokens)
     _, cache = jax.eval_shape(prefill, *arguments)
-    return decode, (parameters, cache, jax.ShapeDtypeStruct((1,), jnp.int32))
+    layers = None
+    if separate:
+        layers = jax.eval_shape(lambda x: separate_layers(nnx.merge(graph, x)), parameters)
+    return decode, (parameters, layers, cache, jax.ShapeDtypeStruct((1,), jnp.int32))
 
 
 def programs(
@@ -111,7 +116,7 @@ def programs(
     context: int,
     new_tokens: int,
 ) -> list[Program]:
-    """The prefill of every model under every pattern, and a step of its decoding.
+    """The prefill of every model under every pattern, and steps of its decoding.
 
     Args:
       models: files, the checkpoints' config.json.
@@ -132,7 +137,12 @@ def programs(
             )
             for pattern in patterns
         ]
-        found.append(Program('decode', f'{__name__}:build_decode', options, donated=(1,)))
+        found += [
+            Program(
+                name, f'{__name__}:build_decode', options | {'separate': separate}, donated=(2,)
+            )
+            for name, separate in (('decode', False), ('decode many tokens', True))
+        ]
     return found
 
 
