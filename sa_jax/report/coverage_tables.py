@@ -52,8 +52,8 @@ def _focus(cases: Sequence[Mapping[str, Any]]) -> str:
         f'## n = {n:,}, w = {window:,}',
         '',
         f'log_w n = {_log(window, n):.1f}, n / w = {n / window:,.0f}; {size_label(cases[0])}. '
-        'Pairs connected, %: mean over seeds ± its standard error, in parentheses by formula; then '
-        'layers to 50 / 99 / 100 %.',
+        'Pairs connected, %: mean over seeds ± its standard error (SWA, a single seed: that of the '
+        'sample), in parentheses by formula; then layers to 50 / 99 / 100 %.',
         '',
         _row(['', 'pattern', *(_depth(x) for x in depths), 'worst query', 'to 50 / 99 / 100 %']),
         _row(['---'] * (len(depths) + 4)),
@@ -102,7 +102,11 @@ def _by_distance(cases: Sequence[Mapping[str, Any]]) -> str:
     if not cases:
         return ''
     lines = ['## Causal: by distance', '']
-    lines += ['Pairs connected, %: mean over seeds, in parentheses by formula.', '']
+    lines += [
+        f'Pairs connected, %: mean over seeds, in parentheses by formula. {size_label(cases[0])}: '
+        'a query has one pair at distance 1 and as many in a bin as it has distances.',
+        '',
+    ]
     for case in cases:
         depths = list(case['expected_by_distance'])
         title = f'{LABELS[case["kind"]]}: distance'
@@ -131,9 +135,12 @@ def _depth(layers: int | str) -> str:
 
 def _share(case: Mapping[str, Any], depth: int) -> str:
     shares = connected(case, depth)
-    text = _percent(fmean(shares))
-    if len(shares) > 1 and max(shares) > min(shares):
-        text += f' ± {_percent(stdev(shares) / math.sqrt(len(shares)))}'
+    if len(shares) > 1:
+        error = stdev(shares) / math.sqrt(len(shares))
+    else:
+        errors = case['runs'][0]['sampling_error']
+        error = errors[min(depth, len(errors)) - 1]
+    text = _percent(fmean(shares)) + (f' ± {_percent(error)}' if error else '')
     expected = case['expected_connected']
     return text if expected is None else f'{text} ({_percent(expected[depth - 1])})'
 

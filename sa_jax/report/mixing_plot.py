@@ -74,6 +74,8 @@ def _errors(cases: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> pl
     for axes in grid[1]:
         axes.set_xlabel('keys that a query sees on average, w')
     figure.legend(handles=handles, loc='outside upper center', ncols=len(handles), frameon=False)
+    low, high = grid[0, 0].get_ylim()
+    grid[0, 0].set_ylim(low * (low / high) ** 0.3, high)  # room for the exponents
     figure.supylabel('squared error, relative to the spread of the values', fontsize=11)
     source = source_label(cases[0]['source'])
     if config['model'] and cases[0]['source'] != 'random':
@@ -238,7 +240,7 @@ def _draw_distance(axes: plt.Axes, cases: Sequence[Mapping[str, Any]]) -> None:
             label=f'SA, {name}',
         )
     axes.axhline(0.25, color=_MUTED, lw=1, ls=(0, (2, 3)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f'{value:,.10g}'))
     axes.set(xscale='log', xlabel='layers ℓ', ylabel='total variation from uniform', ylim=(0, 1.02))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f'{value:,.10g}'))
     axes.set_title("Where a token's share goes", loc='left')
     axes.legend(frameon=False, fontsize=9)

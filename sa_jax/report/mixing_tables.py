@@ -17,8 +17,8 @@ _UNITS = (
 )
 _FITS = (
     'Exponents x of error ∝ w^x with 95 % intervals, fitted to logarithms after the share 1 − π of '
-    "the keys that the window misses is divided out: of SA's bias and variance once, of SWA's bias, "
-    "which is its whole error, by its root, as of a random sample's. A window takes part if its "
+    "the keys that the window misses is divided out: of SA's bias and variance once, of SWA's, "
+    "which is its whole error, by the root, as of a random sample's. A window takes part if its "
     "standard error is at most a quarter of its value. The paper's claims: −1 for SA's bias and "
     'variance, none for SWA.'
 )

@@ -77,9 +77,9 @@ def test_permutations_are_the_decoders():
             np.testing.assert_array_equal(drawn, np.argsort(bits, kind='stable'))
 
 
-@given(st.integers(1, 60), st.integers(1, 80), st.booleans())
+@given(st.sampled_from([1, 7, 60]), st.integers(1, 80), st.booleans())
 def test_every_token_sees_itself_and_causally_nothing_later(n, window, circular):
-    permutation = layer_permutation(jax.random.key(n), 0, n)
+    permutation = layer_permutation(jax.random.key(window), 0, n)
     adjacency = layer_adjacency(
         'sa', n, window=window, causal=True, circular=circular, permutation=permutation
     )

@@ -53,7 +53,6 @@ def test_receptive_field(tmp_path):
     [
         ('--lengths=1024,few', "--lengths: 'few'; expected whole numbers, as in 1024,4096"),
         ('--windows=16,2048', '--windows: 2048 is wider than 1024 of --lengths'),
-        ('--kinds=sa,moba', "--kinds: 'moba'; expected some of swa,sa,sa_swa,partition"),
     ],
 )
 def test_bad_flags_are_named(tmp_path, flag, message):
