@@ -19,6 +19,7 @@ from scipy import stats
 
 from sa_jax.attention import inputs
 from sa_jax.attention.functions import sliding_window_attention, stochastic_attention
+from sa_jax.attention.permutation import draw_permutation
 from sa_jax.attention.window import effective_window
 
 GROUPS = 16
@@ -148,11 +149,21 @@ def stochastic_errors(
     check_windows(query.shape[1], (window,))
     check_draws(draws)
     keys = jax.vmap(functools.partial(jax.random.fold_in, permutation_key))(jnp.arange(draws))
-    totals, squares = _sums(
-        query, key, value, target, keys.reshape(GROUPS, -1), slots(window, is_causal), is_causal
+    permutations = draw_permutation(keys, length=query.shape[1])
+    width = slots(window, is_causal)
+    # Without a group, the sums of errors are those over all draws less the group's.
+    groups, squares = zip(
+        *(
+            jax.device_get(_sums(query, key, value, target, group, width, is_causal))
+            for group in permutations.reshape(GROUPS, -1, query.shape[1])
+        ),
+        strict=True,
     )
+    total = np.sum(groups, axis=0, dtype=np.float64)
+    totals = np.array([_size(total), *(_size(total - group) for group in groups)])
+    squares = np.array(squares, np.float64)
+    squares = np.concatenate([squares.sum(0)[None], squares.sum(0) - squares])
     counts = np.array([draws] + [draws - draws // GROUPS] * GROUPS)[:, None]
-    totals, squares = np.asarray(totals, np.float64), np.asarray(squares, np.float64)
     # Two draws are independent: products of their errors have the squared bias for their mean.
     pairs = totals - squares
     return Errors(
@@ -277,29 +288,18 @@ def first_order(query: Array, key: Array, value: Array, *, is_causal: bool) -> F
 
 
 @functools.partial(jax.jit, static_argnames=('width', 'is_causal'))
-def _sums(query, key, value, target, keys, width, is_causal):
-    """‖Σ e‖² and Σ ‖e‖² over the errors e of all draws, and of all but a group: `[1 + G, T]`."""
-    nothing = jnp.zeros_like(target), jnp.zeros(target.shape[1], target.dtype)
+def _sums(query, key, value, target, permutations, width, is_causal):
+    """The sum `[B, T, N, H]` of the errors e of some draws, and the sum `[T]` of ‖e‖²."""
 
-    def add(sums, permutation_key):
+    def add(sums, permutation):
         output = stochastic_attention(
-            query,
-            key,
-            value,
-            window=width,
-            permutation_key=permutation_key,
-            is_causal=is_causal,
+            query, key, value, window=width, permutation=permutation, is_causal=is_causal
         )
         error = output - target
         return (sums[0] + error, sums[1] + _size(error)), None
 
-    totals, squares = jax.lax.map(lambda keys: jax.lax.scan(add, nothing, keys)[0], keys)
-    everything, all_squares = totals.sum(0), squares.sum(0)
-    without = jax.lax.map(lambda total: _size(everything - total), totals)
-    return (
-        jnp.concatenate([_size(everything)[None], without]),
-        jnp.concatenate([all_squares[None], all_squares - squares]),
-    )
+    nothing = jnp.zeros_like(target), jnp.zeros(target.shape[1], target.dtype)
+    return jax.lax.scan(add, nothing, permutations)[0]
 
 
 @functools.partial(jax.jit, static_argnames=('window', 'is_causal'))

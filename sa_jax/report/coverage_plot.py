@@ -166,7 +166,7 @@ def _draw_depth(axes, cases, place, window, lengths) -> None:
         color=_MUTED,
     )
     axes.set(xscale='log', yscale='log')
-    axes.set_xticks(lengths, [f'{n:,}' for n in lengths])
+    axes.set_xticks(lengths, [f'{n:,}' for n in lengths], fontsize=9)
     axes.minorticks_off()
     axes.yaxis.set_major_formatter(FuncFormatter(lambda x, _: f'{x:,.10g}'))
     _tidy(axes)

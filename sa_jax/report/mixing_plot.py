@@ -56,7 +56,7 @@ def plot(result: Mapping[str, Any], folder: Path) -> None:
 def _save(figure: plt.Figure, folder: Path, name: str) -> None:
     for suffix, metadata in (('png', {}), ('svg', {'Date': None})):
         path = folder / f'{name}.{suffix}'
-        figure.savefig(path, dpi=160, facecolor='white', metadata=metadata, bbox_inches='tight')
+        figure.savefig(path, dpi=130, facecolor='white', metadata=metadata, bbox_inches='tight')
     plt.close(figure)
 
 

@@ -137,7 +137,7 @@ def _gaps(cases: Iterable[Mapping[str, Any]]) -> str:
                 str(x['window']),
                 _number(gap),
                 'not computed' if worst is None else _number(1 - np.mean(found)),
-                'not computed' if worst is None else f'{worst:.0e}'.replace('-', '−'),
+                'not computed' if worst is None else _number(worst, 1),
                 str(x['mixing_depth'] or f'> {x["depths"][-1]}'),
                 f'{x["sliding_mixing_depth"]:,}',
                 f'{np.log(x["tokens"]) / np.log(x["window"]):.1f}',
@@ -190,7 +190,8 @@ def _number(value: float, digits: int = 3) -> str:
     if 1e-3 <= abs(value) < 1e5:
         places = max(0, digits - 1 - int(np.floor(np.log10(abs(value)))))
         return f'{value:,.{places}f}'
-    return f'{value:.{digits - 1}e}'.replace('-', '−')
+    text, power = f'{value:.{digits - 1}e}'.split('e')
+    return f'{text}e{int(power)}'.replace('-', '−')
 
 
 def _markdown(header: list[str], *rows: Iterable[str], texts: int = 1) -> str:
