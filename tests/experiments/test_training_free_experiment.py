@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import chex
 import jax
 import numpy as np
 import pytest
@@ -122,7 +121,7 @@ def assert_same(figures, expected):
         [{k: v for k, v in cell.items() if k != 'seconds'} for cell in x['cells']]
         for x in (figures, expected)
     ]
-    chex.assert_trees_all_equal_structs(*cells)
+    assert jax.tree.structure(cells[0]) == jax.tree.structure(cells[1])
     for one, other in zip(*map(jax.tree.leaves, cells), strict=True):
         assert one == (pytest.approx(other, rel=1e-3) if isinstance(other, float) else other)
 
