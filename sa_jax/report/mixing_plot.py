@@ -13,7 +13,6 @@ from sa_jax.report.mixing_tables import exponent, source_label
 
 matplotlib.use('Agg')
 from matplotlib import pyplot as plt
-from matplotlib.ticker import FuncFormatter
 
 _INK, _MUTED = '#222222', '#8A8A8A'
 # Okabe and Ito's colours: colour-blind readers tell them apart.
@@ -157,9 +156,7 @@ def _draw_errors(axes: plt.Axes, case: Mapping[str, Any]) -> list[Any]:
 
 def _spectra(cases: Sequence[Mapping[str, Any]]) -> plt.Figure:
     """The gap against n, and singular values and total variation against depth."""
-    figure, (gap, singular, distance) = plt.subplots(
-        1, 3, figsize=(13.5, 4.8), layout='constrained'
-    )
+    figure, (gap, singular, distance) = plt.subplots(1, 3, figsize=(15, 4.8), layout='constrained')
     figure.get_layout_engine().set(wspace=0.05)
     window = cases[0]['window']
     _draw_gap(gap, cases)
@@ -217,7 +214,7 @@ def _draw_singular(axes: plt.Axes, case: Mapping[str, Any]) -> None:
     axes.set(yscale='log', xlabel='layers ℓ', ylabel='second singular value σ₂')
     axes.set_xticks(depths)
     low, high = axes.get_ylim()
-    axes.set_ylim(low, 30 * high)  # room for the legend
+    axes.set_ylim(low, high * (high / low) ** 0.35)  # room for the legend
     axes.set_title(f'Products of layers, n = {case["tokens"]:,}', loc='left')
     axes.legend(frameon=False, loc='upper left')
 
@@ -241,6 +238,5 @@ def _draw_distance(axes: plt.Axes, cases: Sequence[Mapping[str, Any]]) -> None:
         )
     axes.axhline(0.25, color=_MUTED, lw=1, ls=(0, (2, 3)))
     axes.set(xscale='log', xlabel='layers ℓ', ylabel='total variation from uniform', ylim=(0, 1.02))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f'{value:,.10g}'))
     axes.set_title("Where a token's share goes", loc='left')
-    axes.legend(frameon=False, fontsize=9)
+    axes.legend(frameon=False, fontsize=9, loc='center left', bbox_to_anchor=(1, 0.5))
