@@ -176,7 +176,8 @@ def test_bidirectional_coverage_follows_its_formula(kind, setting, n, window):
     assert_is_mean(shares[:, :2], expected[:2])
     error = shares.std(0, ddof=1) / math.sqrt(len(shares))
     assert (expected + 6 * error + 1e-12 >= shares.mean(0)).all()  # too high, if anything
-    assert abs(expected[2] - shares[:, 2].mean()) < 0.01
+    # By less than a draw scatters (docs/theory.md).
+    assert (expected - shares.mean(0) <= shares.std(0, ddof=1) + 1e-12).all()
 
 
 @pytest.mark.parametrize('kind', ['sa', 'partition'])
