@@ -11,7 +11,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
-from sa_jax.evaluation.perplexity import evaluate, row_losses
+from sa_jax.evaluation.perplexity import draw_keys, evaluate, row_losses
 from sa_jax.models.config import DecoderConfig
 from sa_jax.models.decoder import Decoder
 from sa_jax.models.sharding import (
@@ -80,13 +80,17 @@ class Program:
 
     def evaluate(
         self,
-        params: dict,
+        state: TrainState,
         batches: Callable[[], Iterable[dict]],
         *,
         token_bytes: np.ndarray,
         draws: int,
     ) -> dict[str, float]:
-        """Evaluates parameters on global host batches; see `evaluation.perplexity.evaluate`."""
+        """Evaluates a state on global host batches; see `evaluation.perplexity.evaluate`.
+
+        A run that keeps its permutations is evaluated under them, whatever the draws.
+        """
+        keys = draw_keys(draws) if self.config.training.fresh_permutations else [state.key]
         sharding = batch_sharding(self.mesh)
 
         def row_losses_of(batch, key):
@@ -94,14 +98,14 @@ class Program:
                 name: jax.make_array_from_callback(x.shape, sharding, x.__getitem__)
                 for name, x in batch.items()
             }
-            return jax.device_get(self._row_losses(params, placed, key))
+            return jax.device_get(self._row_losses(state.params, placed, key))
 
         def numbered():
             for index, batch in enumerate(batches()):
                 rows = len(batch['inputs'])
                 yield batch | {'example_ids': np.arange(rows, dtype=np.int32) + rows * index}
 
-        return evaluate(row_losses_of, numbered, token_bytes=token_bytes, draws=draws)
+        return evaluate(row_losses_of, numbered, token_bytes=token_bytes, keys=keys)
 
 
 def build_program(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Program:
@@ -158,6 +162,7 @@ def build_program(config: ConfigDict, devices: Sequence[jax.Device] | None = Non
         forward=forward,
         optimizer=optimizer,
         schedule=learning_rate_schedule(config.optimizer, steps),
+        fresh_permutations=config.training.fresh_permutations,
     )
     return Program(
         config=config,

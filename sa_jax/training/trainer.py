@@ -252,7 +252,7 @@ class _Loop:
             }
         if draws:
             record['evaluation'] = self._program.evaluate(
-                state.params,
+                state,
                 lambda: self._inputs.held_out,
                 token_bytes=self._inputs.tokenizer.token_bytes,
                 draws=draws,
