@@ -8,34 +8,15 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import matplotlib
+from matplotlib import pyplot as plt
 
+from sa_jax.report import figures as looks
 from sa_jax.report.coverage_tables import LABELS, connected, layers_to, size_label
 
-matplotlib.use('Agg')
-from matplotlib import pyplot as plt
-from matplotlib.ticker import FuncFormatter
-
-_INK, _MUTED = '#222222', '#8A8A8A'
-# Okabe and Ito's colours: colour-blind readers tell them apart.
-_COLORS = {'swa': '#0072B2', 'sa': '#E69F00', 'sa_swa': '#009E73', 'partition': '#D55E00'}
-_MARKERS = {'swa': 's', 'sa': 'o', 'sa_swa': 'P', 'partition': 'D'}
 _SETTINGS = ('bidirectional', 'causal')
 _TITLES = {'bidirectional': 'Bidirectional', 'causal': 'Causal'}
 # Where "all pairs connected" stands on a logarithmic axis of those that aren't, %.
 _FLOOR = 0.0001
-_STYLE = {
-    'font.size': 11,
-    'axes.titlesize': 12,
-    'axes.titleweight': 'bold',
-    'text.color': _INK,
-    'axes.labelcolor': _INK,
-    'axes.edgecolor': '#888888',
-    'xtick.color': '#555555',
-    'ytick.color': '#555555',
-    # The same file in every run.
-    'svg.hashsalt': 'sa_jax',
-}
 
 
 def plot_receptive_field(figures: Mapping[str, Any], path: Path) -> None:
@@ -47,7 +28,7 @@ def plot_receptive_field(figures: Mapping[str, Any], path: Path) -> None:
     """
     cases = [x for x in figures['focus'] if x['setting'] in _SETTINGS]
     first = cases[0]
-    with plt.rc_context(_STYLE):
+    with looks.style():
         figure, grid = plt.subplots(
             2, 2, figsize=(10.6, 7.8), sharex=True, sharey='row', layout='constrained'
         )
@@ -65,8 +46,8 @@ def plot_receptive_field(figures: Mapping[str, Any], path: Path) -> None:
         grid[1][0].set_ylabel('pairs not yet connected, %')
         _add_legend(figure, cases, 'formula')
         seeds = max(len(x['runs']) for x in cases)
-        _note(figure, f'{size_label(first)}; {seeds} draws of all permutations, their mean')
-        _save(figure, path)
+        looks.note(figure, f'{size_label(first)}; {seeds} draws of all permutations, their mean')
+        looks.save(figure, path)
 
 
 def plot_depth(figures: Mapping[str, Any], window: int, path: Path) -> None:
@@ -79,7 +60,7 @@ def plot_depth(figures: Mapping[str, Any], window: int, path: Path) -> None:
     """
     cases = [x for x in figures['sweep'] if x['window'] == window]
     lengths = sorted({x['n'] for x in cases})
-    with plt.rc_context(_STYLE):
+    with looks.style():
         figure, grid = plt.subplots(
             2, 2, figsize=(10.6, 8.2), sharex=True, sharey=True, layout='constrained'
         )
@@ -95,18 +76,18 @@ def plot_depth(figures: Mapping[str, Any], window: int, path: Path) -> None:
         for axes in grid[1]:
             axes.set_xlabel('tokens n')
         _add_legend(figure, cases, 'formula (hollow: deeper than was walked)')
-        _note(figure, 'medians over draws; long sequences: of the sampled queries')
-        _save(figure, path)
+        looks.note(figure, 'medians over draws; long sequences: of the sampled queries')
+        looks.save(figure, path)
 
 
 def _draw_fields(axes: plt.Axes, cases: Sequence[Mapping[str, Any]]) -> None:
     n, is_causal = cases[0]['n'], cases[0]['setting'] == 'causal'
     admissible = (n + 1) / 2 if is_causal else n
-    axes.axhline(admissible, color=_MUTED, lw=1, ls=(0, (4, 3)))
+    axes.axhline(admissible, color=looks.MUTED, lw=1, ls=(0, (4, 3)))
     deepest = max(_depths(x)[-1] for x in cases)
     place = {'xytext': (0, 6), 'textcoords': 'offset points', 'ha': 'right'}
     text = f'all: {admissible:,.0f}'
-    axes.annotate(text, (deepest, admissible), **place, fontsize=9, color=_MUTED)
+    axes.annotate(text, (deepest, admissible), **place, fontsize=9, color=looks.MUTED)
     for case in cases:
         means = [admissible * fmean(connected(case, x)) for x in _depths(case)]
         _line(axes, case['kind'], _depths(case), means)
@@ -114,8 +95,8 @@ def _draw_fields(axes: plt.Axes, cases: Sequence[Mapping[str, Any]]) -> None:
             expected = [admissible * x for x in case['expected_connected']]
             _formula(axes, range(1, len(expected) + 1), expected)
     axes.set(yscale='log')
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda x, _: f'{x:,.0f}'))
-    _tidy(axes)
+    axes.yaxis.set_major_formatter(looks.PLAIN_NUMBERS)
+    looks.tidy(axes)
 
 
 def _draw_rest(axes: plt.Axes, cases: Sequence[Mapping[str, Any]]) -> None:
@@ -132,12 +113,12 @@ def _draw_rest(axes: plt.Axes, cases: Sequence[Mapping[str, Any]]) -> None:
         behind = max(_depths(x)[-1] for x in complete)
         place = {'xytext': (12, 3 + 13 * number), 'textcoords': 'offset points'}
         text = f'{LABELS[case["kind"]]}: all after {_depths(case)[-1]}'
-        color = _COLORS[case['kind']]
+        color = looks.COLORS[case['kind']]
         axes.annotate(text, (behind, _FLOOR), **place, fontsize=9, color=color)
     axes.set(yscale='log', ylim=(_FLOOR / 1.6, 200), xlabel='layers')
     ticks = [100, 10, 1, 0.1, 0.01, 0.001, _FLOOR]
     axes.set_yticks(ticks, [*(f'{x:g}' for x in ticks[:-1]), f'≤ {_FLOOR:g}'])
-    _tidy(axes)
+    looks.tidy(axes)
 
 
 def _draw_depth(axes, cases, place, window, lengths) -> None:
@@ -155,7 +136,7 @@ def _draw_depth(axes, cases, place, window, lengths) -> None:
             hollow = {'mfc': 'white', 'ls': 'none'}
             axes.plot(*zip(*deeper, strict=True), **_style(kind) | hollow)
     logs = [math.log(n) / math.log(window) for n in lengths]
-    axes.plot(lengths, logs, color=_MUTED, lw=1.2)
+    axes.plot(lengths, logs, color=looks.MUTED, lw=1.2)
     axes.annotate(
         'log_w n',
         (lengths[-1], logs[-1]),
@@ -163,13 +144,13 @@ def _draw_depth(axes, cases, place, window, lengths) -> None:
         textcoords='offset points',
         ha='right',
         fontsize=9,
-        color=_MUTED,
+        color=looks.MUTED,
     )
     axes.set(xscale='log', yscale='log')
     axes.set_xticks(lengths, [f'{n:,}' for n in lengths], fontsize=9)
     axes.minorticks_off()
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda x, _: f'{x:,.10g}'))
-    _tidy(axes)
+    axes.yaxis.set_major_formatter(looks.PLAIN_NUMBERS)
+    looks.tidy(axes)
 
 
 def _depths(case: Mapping[str, Any]) -> range:
@@ -177,7 +158,7 @@ def _depths(case: Mapping[str, Any]) -> range:
 
 
 def _style(kind: str) -> dict[str, Any]:
-    style = {'color': _COLORS[kind], 'marker': _MARKERS[kind], 'label': LABELS[kind]}
+    style = {'color': looks.COLORS[kind], 'marker': looks.MARKERS[kind], 'label': LABELS[kind]}
     if kind == 'partition':
         # It goes where SA goes: a broad band below SA's line.
         return style | {'lw': 6, 'alpha': 0.35, 'ms': 9, 'zorder': 1}
@@ -189,27 +170,10 @@ def _line(axes: plt.Axes, kind: str, x: Sequence, y: Sequence) -> None:
 
 
 def _formula(axes: plt.Axes, x: Sequence, y: Sequence) -> None:
-    axes.plot(x, y, color=_INK, lw=1, ls=(0, (2, 2)), zorder=3)
+    axes.plot(x, y, color=looks.INK, lw=1, ls=(0, (2, 2)), zorder=3)
 
 
 def _add_legend(figure: plt.Figure, cases: Sequence[Mapping[str, Any]], formula: str) -> None:
     handles = [plt.Line2D([], [], **_style(x)) for x in dict.fromkeys(x['kind'] for x in cases)]
-    handles.append(plt.Line2D([], [], color=_INK, lw=1, ls=(0, (2, 2)), label=formula))
+    handles.append(plt.Line2D([], [], color=looks.INK, lw=1, ls=(0, (2, 2)), label=formula))
     figure.legend(handles=handles, loc='outside upper center', ncols=len(handles), frameon=False)
-
-
-def _note(figure: plt.Figure, text: str) -> None:
-    figure.supxlabel(text, fontsize=9, color=_MUTED)
-
-
-def _tidy(axes: plt.Axes) -> None:
-    axes.grid(axis='y', color='#EEEEEE', lw=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[['top', 'right']].set_visible(False)
-
-
-def _save(figure: plt.Figure, path: Path) -> None:
-    for suffix, metadata in (('.png', {}), ('.svg', {'Date': None})):
-        file = path.with_name(path.name + suffix)
-        figure.savefig(file, dpi=160, facecolor='white', metadata=metadata)
-    plt.close(figure)

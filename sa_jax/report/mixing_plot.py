@@ -6,30 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
-
-from sa_jax.report.mixing_tables import exponent, source_label
-
-matplotlib.use('Agg')
 from matplotlib import pyplot as plt
 
-_INK, _MUTED = '#222222', '#8A8A8A'
-# Okabe and Ito's colours: colour-blind readers tell them apart.
-_SWA, _SA, _BIAS = '#0072B2', '#E69F00', '#D55E00'
+from sa_jax.report import figures as looks
+from sa_jax.report.mixing_tables import exponent, source_label
+
+_SWA, _SA, _BIAS = (looks.COLORS[name] for name in ('swa', 'sa', 'partition'))
 _SHADES = ('#F6D58E', '#E69F00', '#8C6100')
-_STYLE = {
-    'font.size': 11,
-    'axes.titlesize': 12,
-    'axes.titleweight': 'bold',
-    'text.color': _INK,
-    'axes.labelcolor': _INK,
-    'axes.edgecolor': '#888888',
-    'xtick.color': '#555555',
-    'ytick.color': '#555555',
-    # The same file in every run.
-    'svg.hashsalt': 'sa_jax',
-}
 _COLUMNS = (
     ('bidirectional', 'all', 'Bidirectional'),
     ('causal', 'all', 'Causal, all queries'),
@@ -45,18 +29,11 @@ def plot(result: Mapping[str, Any], folder: Path) -> None:
       folder: receives the files.
     """
     cases = result['figures']['errors']
-    with plt.rc_context(_STYLE):
+    with looks.style():
         for source in dict.fromkeys(case['source'] for case in cases):
             figure = _errors([x for x in cases if x['source'] == source], result['config'])
-            _save(figure, folder, f'estimator_{source.replace(" ", "_")}')
-        _save(_spectra(result['figures']['spectra']), folder, 'spectra')
-
-
-def _save(figure: plt.Figure, folder: Path, name: str) -> None:
-    for suffix, metadata in (('png', {}), ('svg', {'Date': None})):
-        path = folder / f'{name}.{suffix}'
-        figure.savefig(path, dpi=130, facecolor='white', metadata=metadata, bbox_inches='tight')
-    plt.close(figure)
+            looks.save(figure, folder / f'estimator_{source.replace(" ", "_")}')
+        looks.save(_spectra(result['figures']['spectra']), folder / 'spectra')
 
 
 def _errors(cases: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> plt.Figure:
@@ -81,11 +58,8 @@ def _errors(cases: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> pl
         source = f'{config["model"]}, {cases[0]["source"]}'
     note = 'Error bars: two standard errors over the draws. Exponents of w: 95 % intervals.'
     later = 'In the later half SA sees about 1.5·w keys, SWA w.'
-    figure.supxlabel(
-        f'{source}: {config["tokens"]:,} tokens, {config["draws"]} permutations. {note} {later}',
-        fontsize=9,
-        color=_MUTED,
-    )
+    size = f'{config["tokens"]:,} tokens, {config["draws"]} permutations'
+    looks.note(figure, f'{source}: {size}. {note} {later}')
     return figure
 
 
@@ -131,7 +105,8 @@ def _draw_errors(axes: plt.Axes, case: Mapping[str, Any]) -> list[Any]:
         zorder=2,
         label='SWA: bias², its whole error',
     )
-    (line,) = axes.plot([], [], color=_MUTED, lw=1.2, ls=(0, (4, 2)), label='first-order formula')
+    dashes = {'color': looks.MUTED, 'lw': 1.2, 'ls': (0, (4, 2))}
+    (line,) = axes.plot([], [], **dashes, label='first-order formula')
     names = (
         ('bias', 'SA bias', _BIAS),
         ('variance', 'SA variance', _SA),
@@ -148,9 +123,7 @@ def _draw_errors(axes: plt.Axes, case: Mapping[str, Any]) -> list[Any]:
         )
     axes.set_xticks(windows, [str(x) for x in windows])
     axes.minorticks_off()
-    axes.grid(axis='y', color='#EEEEEE', lw=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[['top', 'right']].set_visible(False)
+    looks.tidy(axes)
     return [*handles, line]
 
 
@@ -163,14 +136,11 @@ def _spectra(cases: Sequence[Mapping[str, Any]]) -> plt.Figure:
     _draw_singular(singular, cases[-1])
     _draw_distance(distance, cases)
     for axes in (gap, singular, distance):
-        axes.grid(axis='y', color='#EEEEEE', lw=0.8)
-        axes.set_axisbelow(True)
-        axes.spines[['top', 'right']].set_visible(False)
-    figure.supxlabel(
+        looks.tidy(axes)
+    looks.note(
+        figure,
         f'Uniform attention, circular windows of w = {window}, not causal; stochastic layers with '
         'independent permutations',
-        fontsize=9,
-        color=_MUTED,
     )
     return figure
 
@@ -206,7 +176,7 @@ def _draw_singular(axes: plt.Axes, case: Mapping[str, Any]) -> None:
     axes.plot(
         depths,
         case['mean_square'] ** (depths / 2),
-        color=_MUTED,
+        color=looks.MUTED,
         lw=1.2,
         ls=(0, (4, 2)),
         label=r'SA, root mean square of all: $\approx w^{-\ell/2}$',
@@ -236,7 +206,7 @@ def _draw_distance(axes: plt.Axes, cases: Sequence[Mapping[str, Any]]) -> None:
             lw=2,
             label=f'SA, {name}',
         )
-    axes.axhline(0.25, color=_MUTED, lw=1, ls=(0, (2, 3)))
+    axes.axhline(0.25, color=looks.MUTED, lw=1, ls=(0, (2, 3)))
     axes.set(xscale='log', xlabel='layers ℓ', ylabel='total variation from uniform', ylim=(0, 1.02))
     axes.set_title("Where a token's share goes", loc='left')
     axes.legend(frameon=False, fontsize=9, loc='center left', bbox_to_anchor=(1, 0.5))

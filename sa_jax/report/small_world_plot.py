@@ -7,33 +7,30 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use('Agg')
 import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.axis import Axis
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import LogLocator, NullLocator
 
-# Okabe and Ito's colours: colour-blind readers tell them apart.
+from sa_jax.report import figures as looks
+
 _STYLES = {
-    'swa': ('#0072B2', 'o', 'SWA'),
-    'sa': ('#E69F00', 's', 'SA'),
-    'sa_swa': ('#222222', 'D', 'SA + SWA'),
+    'swa': (looks.COLORS['swa'], 'o', 'SWA'),
+    'sa': (looks.COLORS['sa'], 's', 'SA'),
+    'sa_swa': (looks.COLORS['sa_swa'], 'D', 'SA + SWA'),
     'watts_strogatz': ('#999999', '.', 'Watts–Strogatz, share rewired'),
-    'connectome': ('#D55E00', '*', 'measured'),
+    'connectome': (looks.COLORS['partition'], '*', 'measured'),
 }
 # Where a label stands. SA over one layer more coincides with SA + SWA: theirs are on either side.
 _LABELS = {'sa': ((-8, -3), 'right'), 'watts_strogatz': ((0, 6), 'center')}
 # SA in one layer coincides with SWA, which has to show around it.
 _SIZES = {'swa': 12, 'connectome': 15}
-_PUBLISHED = ('#D55E00', 'P', 'published')
+_PUBLISHED = (looks.COLORS['partition'], 'P', 'published')
 _TITLE = (
     'Patterns and rings with as many nodes and edges as a connectome. Dashed lines lie halfway '
     'between SWA and a random graph with its degrees.'
 )
 _REGIMES = '#F3EFE3'
-_RC = {'font.size': 10, 'svg.hashsalt': 'sa_jax', 'axes.edgecolor': '#888888'}
 
 
 def plot(result: Mapping[str, Any], folder: Path) -> None:
@@ -44,7 +41,7 @@ def plot(result: Mapping[str, Any], folder: Path) -> None:
       folder: receives the files.
     """
     groups = result['figures']['groups']
-    with plt.rc_context(_RC):
+    with looks.style():
         figure, panels = plt.subplots(
             1, len(groups), figsize=(5.6 * len(groups), 5.4), squeeze=False, layout='constrained'
         )
@@ -52,10 +49,7 @@ def plot(result: Mapping[str, Any], folder: Path) -> None:
             _panel(axes, group)
         panels[0][0].set_ylabel('clustering')
         figure.suptitle(textwrap.fill(_TITLE, 80 * len(groups)), fontsize=10)
-        for suffix, metadata in (('png', {}), ('svg', {'Date': None})):
-            path = folder / f'small_world.{suffix}'
-            figure.savefig(path, dpi=150, facecolor='white', metadata=metadata)
-        plt.close(figure)
+        looks.save(figure, folder / 'small_world')
 
 
 def _panel(axes: plt.Axes, group: Mapping[str, Any]) -> None:
@@ -144,5 +138,5 @@ def _regimes(axes: plt.Axes, rows: list[Mapping[str, Any]]) -> None:
 def _plain_ticks(axis: Axis) -> None:
     """Ticks at 1, 2 and 5 of each decade, without powers of ten."""
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axis.set_major_formatter(FuncFormatter(lambda x, _: f'{x:,g}'))
+    axis.set_major_formatter(looks.PLAIN_NUMBERS)
     axis.set_minor_locator(NullLocator())
