@@ -6,18 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
-
-from sa_jax.report.comparison_tables import METRICS, REFERENCE, values
-
-matplotlib.use('Agg')
 from matplotlib import pyplot as plt
 
-_INK, _MUTED = '#222222', '#8A8A8A'
-# Okabe and Ito's colours: colour-blind readers tell them apart.
-_LAYER_COLORS = ('#0072B2', '#56B4E9', '#009E73', '#E69F00', '#D55E00', '#CC79A7')
-_GROUP_COLORS = {'main': '#0072B2', 'controls': '#E69F00', 'ablations': '#009E73'}
+from sa_jax.report import figures as looks
+from sa_jax.report.comparison_tables import METRICS, REFERENCE, values
+
+_LAYER_COLORS = [looks.COLORS[x] for x in ('swa', 'local_sa', 'sa_swa', 'sa', 'partition', 'moba')]
+_GROUP_COLORS = {name: looks.COLORS[x] for name, x in (('main', 'swa'), ('controls', 'sa'))}
 
 
 def plot(figures: Mapping[str, Any], folder: Path) -> None:
@@ -28,16 +24,11 @@ def plot(figures: Mapping[str, Any], folder: Path) -> None:
       folder: receives the files.
     """
     runs = figures['runs']
-    _save(_scores(runs), folder / 'variants')
     gated = [run for run in runs if run['variant'] == REFERENCE and run['gates']['steps']]
-    if gated:
-        _save(_gates(gated), folder / 'gates')
-
-
-def _save(figure: plt.Figure, path: Path) -> None:
-    for suffix in ('.png', '.svg'):
-        figure.savefig(path.with_suffix(suffix), dpi=160)
-    plt.close(figure)
+    with looks.style():
+        looks.save(_scores(runs), folder / 'variants')
+        if gated:
+            looks.save(_gates(gated), folder / 'gates')
 
 
 def _scores(runs: Sequence[Mapping[str, Any]]) -> plt.Figure:
@@ -54,19 +45,17 @@ def _scores(runs: Sequence[Mapping[str, Any]]) -> plt.Figure:
     for axes, (metric, (title, _, _)) in zip(panels, METRICS.items(), strict=True):
         for y, (group, variant) in enumerate(rows):
             found = list(values(runs, variant, metric).values())
-            color = _GROUP_COLORS.get(group, _INK)
+            color = _GROUP_COLORS.get(group, looks.COLORS['sa_swa'])
             axes.plot(found, [y] * len(found), 'o', color=color, alpha=0.7, ms=5, mew=0)
             axes.plot([np.mean(found)] * 2, [y - 0.3, y + 0.3], color=color, lw=2)
         reference = list(values(runs, REFERENCE, metric).values())
         if reference:
-            axes.axvline(np.mean(reference), color=_MUTED, lw=1, ls=(0, (2, 3)), zorder=0)
-        axes.set_title(title, loc='left', fontsize=11, fontweight='bold')
+            axes.axvline(np.mean(reference), color=looks.MUTED, lw=1, ls=(0, (2, 3)), zorder=0)
+        axes.set_title(title, loc='left')
         axes.grid(axis='x', color='#EEEEEE')
         axes.spines[['top', 'right']].set_visible(False)
     panels[0].set_yticks(range(len(rows)), [variant for _, variant in rows])
-    figure.supxlabel(
-        f'a dot is a seed, a stroke the mean; dotted: {REFERENCE}', fontsize=9, color=_MUTED
-    )
+    looks.note(figure, f'a dot is a seed, a stroke the mean; dotted: {REFERENCE}')
     return figure
 
 
@@ -84,10 +73,10 @@ def _gates(runs: Sequence[Mapping[str, Any]]) -> plt.Figure:
             axes.plot(steps, curves[:, :, layer].T, color=color, lw=0.6, alpha=0.5)
             mean = curves[:, :, layer].mean(0)
             axes.plot(steps, mean, color=color, lw=2, label=f'layer {layer}')
-        axes.set_title(path.partition('_')[2].replace('_', ' '), loc='left', fontweight='bold')
+        axes.set_title(path.partition('_')[2].replace('_', ' '), loc='left')
         axes.set(xlabel='step', ylim=(0, 1))
         axes.spines[['top', 'right']].set_visible(False)
     panels[0].set_ylabel('mean gate')
     panels[-1].legend(frameon=False, fontsize=9)
-    figure.supxlabel(f'{len(runs)} seeds: thin; their mean: thick', fontsize=9, color=_MUTED)
+    looks.note(figure, f'{len(runs)} seeds: thin; their mean: thick')
     return figure
