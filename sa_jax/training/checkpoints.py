@@ -34,6 +34,11 @@ class Checkpoints:
         self._manager.wait_until_finished()
         return self._manager.latest_step()
 
+    def steps(self) -> list[int]:
+        """Returns the steps of all complete checkpoints."""
+        self._manager.wait_until_finished()
+        return sorted(self._manager.all_steps())
+
     def save(self, step: int, state: Any, data: dict, config: dict) -> None:
         """Starts saving.
 
