@@ -37,6 +37,7 @@ class Program:
       graph: the model without its parameters, for `nnx.merge`.
       abstract_state: shapes, types and shardings of the training state.
       init: maps nothing to the initial state, computed directly in its shards.
+      step: maps (state, placed batch) to (state, metrics); the given state is donated.
     """
 
     config: ConfigDict
@@ -45,7 +46,7 @@ class Program:
     graph: nnx.GraphDef
     abstract_state: TrainState
     init: Callable[[], TrainState]
-    _step: Callable
+    step: Callable
     _row_losses: Callable
 
     @property
@@ -62,7 +63,7 @@ class Program:
 
     def compile_step(self) -> jax.stages.Compiled:
         """Compiles (state, placed batch) -> (state, metrics); the given state is donated."""
-        return self._step.lower(self.abstract_state, self.abstract_batch).compile()
+        return self.step.lower(self.abstract_state, self.abstract_batch).compile()
 
     def place_batch(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
         """Makes the global microbatches [A, B, ...] from this process' rows of a batch."""
@@ -175,7 +176,7 @@ def build_program(config: ConfigDict, devices: Sequence[jax.Device] | None = Non
             shardings,
         ),
         init=functools.partial(jax.jit(init, out_shardings=shardings), key),
-        _step=jax.jit(step, out_shardings=(shardings, replicated), donate_argnums=0),
+        step=jax.jit(step, out_shardings=(shardings, replicated), donate_argnums=0),
         _row_losses=jax.jit(
             functools.partial(row_losses, forward=forward), out_shardings=replicated
         ),
