@@ -13,20 +13,18 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import matplotlib
 import numpy as np
 from absl import app, flags
 from flax import nnx
+from matplotlib import pyplot as plt
 
 from sa_jax.attention.registry import AttentionContext, get_attention
 from sa_jax.benchmarks.timing import interleaved
 from sa_jax.models.config import DecoderConfig
 from sa_jax.models.decoder import Decoder
 from sa_jax.models.decoding import empty_cache, start, step
+from sa_jax.report import figures as looks
 from sa_jax.training.results import write_result
-
-matplotlib.use('Agg')
-from matplotlib import pyplot as plt
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Receives the files.', required=True)
 _VARIANTS = flags.DEFINE_list(
@@ -64,14 +62,6 @@ _LABELS = {
     'sa': 'SA',
     'sa_swa': 'SA + SWA, gated',
     'partition': 'SA, partition',
-}
-# Okabe and Ito's colours: colour-blind readers tell them apart.
-_COLORS = {
-    'full': '#222222',
-    'swa': '#0072B2',
-    'sa': '#E69F00',
-    'sa_swa': '#009E73',
-    'partition': '#D55E00',
 }
 _BINS = 32
 _CALLS = 10
@@ -255,14 +245,14 @@ def plot(figures: dict, window: int, path: Path) -> None:
     """Draws visible keys against t, and time per token against the cache's length."""
     figure, (keys, times) = plt.subplots(1, 2, figsize=(11, 4.2), layout='constrained')
     for variant, x in figures['visible_keys'].items():
-        keys.plot(x['t'], x['expected'], color=_COLORS[variant], lw=1.5)
+        keys.plot(x['t'], x['expected'], color=looks.COLORS[variant], lw=1.5)
         keys.errorbar(
             x['t'],
             x['measured'],
             yerr=x['standard_error'],
             fmt='o',
             ms=4,
-            color=_COLORS[variant],
+            color=looks.COLORS[variant],
             label=_LABELS[variant],
         )
     keys.set(xlabel='token t', ylabel='keys seen, itself included', ylim=(0, 1.08 * window))
@@ -280,7 +270,7 @@ def plot(figures: dict, window: int, path: Path) -> None:
             marker='o',
             ms=5,
             capsize=3,
-            color=_COLORS[variant],
+            color=looks.COLORS[variant],
             label=_LABELS[variant],
         )
     times.set(xscale='log', yscale='log', xlabel='tokens in the cache', ylabel='ms per token')
@@ -288,10 +278,9 @@ def plot(figures: dict, window: int, path: Path) -> None:
     times.minorticks_off()
     times.set_title('Time of the last token (median, least, most)', loc='left')
     for axes in (keys, times):
-        axes.spines[['top', 'right']].set_visible(False)
+        looks.tidy(axes)
         axes.legend(frameon=False)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    looks.save(figure, path)
 
 
 def main(argv: list[str]) -> None:

@@ -11,15 +11,13 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import matplotlib
 import numpy as np
 from absl import app, flags
-
-from sa_jax import AttentionContext, get_attention
-
-matplotlib.use('Agg')
 from matplotlib import pyplot as plt
 from matplotlib.colors import ListedColormap
+
+from sa_jax import AttentionContext, get_attention
+from sa_jax.report import figures as looks
 
 _OUTPUT_DIR = flags.DEFINE_string('output_dir', 'docs/figures', 'Receives the two files.')
 _TOKENS = flags.DEFINE_integer('tokens', 48, 'Tokens in the sequence.')
@@ -27,20 +25,8 @@ _WINDOW = flags.DEFINE_integer('window', 9, 'Keys a window spans, the query itse
 _LAYERS = flags.DEFINE_integer('layers', 4, 'Layers of the stack.')
 _DRAWS = flags.DEFINE_integer('draws', 100, 'Draws of all layers, over which reach is averaged.')
 
-# Okabe and Ito's colours: colour-blind readers tell them apart.
-_SWA, _SA, _INK, _UNSEEN = '#0072B2', '#E69F00', '#222222', '#E8E8E8'
-_STYLE = {
-    'font.size': 11,
-    'axes.titlesize': 12,
-    'axes.titleweight': 'bold',
-    'text.color': _INK,
-    'axes.labelcolor': _INK,
-    'axes.edgecolor': '#888888',
-    'xtick.color': '#555555',
-    'ytick.color': '#555555',
-    # The same file in every run.
-    'svg.hashsalt': 'sa_jax',
-}
+_SWA, _SA, _INK = (looks.COLORS[name] for name in ('swa', 'sa', 'full'))
+_UNSEEN = '#E8E8E8'
 
 
 def visibility(name: str, tokens: int, window: int, key: jax.Array | None = None) -> np.ndarray:
@@ -123,11 +109,17 @@ def draw_reach(axes: plt.Axes, reach: tuple[list[float], ...], tokens: int) -> N
 def main(argv: list[str]) -> None:
     """Draws the figure."""
     del argv
-    tokens, window = _TOKENS.value, _WINDOW.value
+    path = Path(_OUTPUT_DIR.value) / 'stochastic_attention.png'
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with looks.style():
+        looks.save(draw(_TOKENS.value, _WINDOW.value, _LAYERS.value, _DRAWS.value), path)
+    print(path)
+
+
+def draw(tokens: int, window: int, layers: int, draws: int) -> plt.Figure:
+    """The three masks and the reach."""
     swa = visibility('sliding_window', tokens, window)
     sa = visibility('stochastic', tokens, window, jax.random.key(0))
-    reach = mean_reach(tokens, window, _LAYERS.value, _DRAWS.value)
-    plt.rcParams.update(_STYLE)
     figure, panels = plt.subplots(1, 4, figsize=(10.8, 3.4), layout='constrained')
     figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1, wspace=0.03)
     draw_mask(panels[0], 1 * swa, 'Sliding window (SWA)', f'the last\n{window} tokens')
@@ -139,13 +131,8 @@ def main(argv: list[str]) -> None:
     )
     draw_mask(panels[2], np.where(swa, 1, 2 * sa), 'SA + SWA', 'near and far,\njoined by gates')
     panels[0].set_ylabel('queries')
-    draw_reach(panels[3], reach, tokens)
-    folder = Path(_OUTPUT_DIR.value)
-    folder.mkdir(parents=True, exist_ok=True)
-    for suffix, metadata in (('png', {}), ('svg', {'Date': None})):
-        path = folder / f'stochastic_attention.{suffix}'
-        figure.savefig(path, dpi=200, facecolor='white', metadata=metadata)
-        print(path)
+    draw_reach(panels[3], mean_reach(tokens, window, layers, draws), tokens)
+    return figure
 
 
 if __name__ == '__main__':

@@ -2,26 +2,22 @@
 
 from pathlib import Path
 
-import matplotlib
 import numpy as np
+from matplotlib import pyplot as plt
 
 from sa_jax.benchmarks import patterns, peers
 from sa_jax.benchmarks.settings import Case
+from sa_jax.report import figures as looks
 from sa_jax.report.efficiency_tables import Measurements, device_label, is_peer, settings_label
 
-matplotlib.use('Agg')
-from matplotlib import pyplot as plt
-
-_INK, _MUTED = '#222222', '#8A8A8A'
-# Okabe and Ito's colours: colour-blind readers tell them apart.
 _COLORS = {
-    'full': _INK,
-    'sliding_window': '#0072B2',
-    patterns.TWO_SIDED: '#56B4E9',
-    'stochastic': '#E69F00',
-    patterns.GATED: '#009E73',
-    'stochastic_partition': '#D55E00',
-    'moba': '#CC79A7',
+    'full': looks.COLORS['full'],
+    'sliding_window': looks.COLORS['swa'],
+    patterns.TWO_SIDED: looks.COLORS['local_sa'],
+    'stochastic': looks.COLORS['sa'],
+    patterns.GATED: looks.COLORS['sa_swa'],
+    'stochastic_partition': looks.COLORS['partition'],
+    'moba': looks.COLORS['moba'],
 }
 # Solid is this package; a peer has the colour of its pattern and dashes of its own.
 _DASHES = {
@@ -32,16 +28,6 @@ _DASHES = {
     'torch_flex': (0, (1.5, 1.5)),
 }
 _TITLES = {'forward': 'Forward', 'forward_backward': 'Forward + backward'}
-_STYLE = {
-    'font.size': 11,
-    'axes.titlesize': 12,
-    'axes.titleweight': 'bold',
-    'text.color': _INK,
-    'axes.labelcolor': _INK,
-    'axes.edgecolor': '#888888',
-    'xtick.color': '#555555',
-    'ytick.color': '#555555',
-}
 
 
 def plot(result: dict, path: Path) -> None:
@@ -49,13 +35,13 @@ def plot(result: dict, path: Path) -> None:
 
     Args:
       result: of the efficiency experiment.
-      path: the PNG to write.
+      path: the PNG to write, an SVG beside it.
     """
     data = Measurements(result)
     groups = list(dict.fromkeys((x.dtype, x.mode) for x in data.cases))
     if not groups:
         return
-    with plt.rc_context(_STYLE):
+    with looks.style():
         figure, panels = plt.subplots(
             1,
             len(groups),
@@ -72,14 +58,9 @@ def plot(result: dict, path: Path) -> None:
             _draw(axes, data, [x for x in data.cases if (x.dtype, x.mode) == (dtype, mode)])
             axes.set_title(f'{_TITLES[mode]}, {dtype}', loc='left')
         panels[0][0].set_ylabel('time of a call, ms')
-        figure.supxlabel(
-            f'{device_label(result)}; {settings_label(result)}; '
-            'medians, shaded between the quartiles',
-            fontsize=9,
-            color=_MUTED,
-        )
-        figure.savefig(path, dpi=160, facecolor='white', bbox_inches='tight')
-        plt.close(figure)
+        settings = f'{device_label(result)}; {settings_label(result)}'
+        looks.note(figure, f'{settings}; medians, shaded between the quartiles')
+        looks.save(figure, path)
 
 
 def _measured(data: Measurements, case: Case) -> list[int]:
@@ -91,7 +72,7 @@ def _draw(axes: plt.Axes, data: Measurements, cases: list[Case]) -> None:
     for case in cases:
         lengths = _measured(data, case)
         times = [data.time(case, n) for n in lengths]
-        color = _COLORS.get(case.kind, _MUTED)
+        color = _COLORS.get(case.kind, looks.MUTED)
         medians = [x.median for x in times]
         axes.plot(
             lengths,
@@ -115,10 +96,8 @@ def _draw(axes: plt.Axes, data: Measurements, cases: list[Case]) -> None:
         ends.setdefault(end, []).append((medians[-1], _label(case), color))
     axes.set_xticks(data.lengths, [_short(n) for n in data.lengths])
     axes.minorticks_off()
-    axes.grid(axis='y', color='#EEEEEE', lw=0.8)
-    axes.set_axisbelow(True)
     axes.set_xlabel('tokens')
-    axes.spines[['top', 'right']].set_visible(False)
+    looks.tidy(axes)
     axes.tick_params(axis='y', labelleft=True)
     for (length, distance), names in ends.items():
         _label_ends(axes, length, distance, names)
@@ -148,7 +127,7 @@ def _guide(axes: plt.Axes, x: np.ndarray, y: np.ndarray, name: str, side: str) -
         middle,
         offset,
         textcoords='offset points',
-        color=_MUTED,
+        color=looks.MUTED,
         fontsize=9,
         ha=align,
         va=side,

@@ -6,36 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import matplotlib
+from matplotlib import pyplot as plt
+from matplotlib.ticker import LogLocator
 
+from sa_jax.report import figures as looks
 from sa_jax.report.training_free_scores import MEAN, Score, Scores
 from sa_jax.report.training_free_tables import label, scale_label
-
-matplotlib.use('Agg')
-from matplotlib import pyplot as plt
-from matplotlib.ticker import FuncFormatter, LogLocator
-
-_INK, _MUTED = '#222222', '#8A8A8A'
-# Okabe and Ito's colours: colour-blind readers tell them apart.
-_COLORS = {
-    'full': _INK,
-    'swa': '#0072B2',
-    'sa': '#E69F00',
-    'partition': '#D55E00',
-    'local_sa': '#009E73',
-    'moba': '#CC79A7',
-}
-_MARKERS = {'swa': 's', 'sa': 'o', 'partition': 'D', 'local_sa': 'P', 'moba': '^'}
-_STYLE = {
-    'font.size': 11,
-    'axes.titlesize': 12,
-    'axes.titleweight': 'bold',
-    'text.color': _INK,
-    'axes.labelcolor': _INK,
-    'axes.edgecolor': '#888888',
-    'xtick.color': '#555555',
-    'ytick.color': '#555555',
-}
 
 
 class _Panel(NamedTuple):
@@ -53,7 +29,7 @@ def plot(results: Sequence[Mapping[str, Any]], path: Path) -> None:
 
     Args:
       results: Of the training-free experiment, one for each model.
-      path: The PNG to write.
+      path: The PNG to write, an SVG beside it.
     """
     rows = [_panels(result) for result in results]
     rows = [row for row in rows if row]
@@ -62,7 +38,7 @@ def plot(results: Sequence[Mapping[str, Any]], path: Path) -> None:
     if max(map(len, rows)) == 1:
         rows = [[row[0] for row in rows]]  # Models side by side.
     width = max(map(len, rows))
-    with plt.rc_context(_STYLE):
+    with looks.style():
         figure, grid = plt.subplots(
             len(rows),
             width,
@@ -78,7 +54,7 @@ def plot(results: Sequence[Mapping[str, Any]], path: Path) -> None:
                     handles |= _draw(axes, panels[place])
                 else:
                     axes.axis('off')
-        names = [name for name in _COLORS if name in handles]
+        names = [name for name in looks.COLORS if name in handles]
         names += [name for name in handles if name not in names]
         figure.legend(
             [handles[name] for name in names],
@@ -87,11 +63,8 @@ def plot(results: Sequence[Mapping[str, Any]], path: Path) -> None:
             ncols=len(names),
             frameon=False,
         )
-        figure.supxlabel(
-            'bars: standard deviation over the draws of the permutations', fontsize=9, color=_MUTED
-        )
-        figure.savefig(path, dpi=160, facecolor='white')
-        plt.close(figure)
+        looks.note(figure, 'bars: standard deviation over the draws of the permutations')
+        looks.save(figure, path)
 
 
 def _panels(result: Mapping[str, Any]) -> list[_Panel]:
@@ -119,7 +92,7 @@ def _draw(axes: plt.Axes, panel: _Panel) -> dict[str, Any]:
     scores, handles = panel.scores, {}
     full = panel.score('full', None)
     if full is not None:
-        color = _COLORS['full']
+        color = looks.COLORS['full']
         handles['full'] = axes.axhline(full.value, color=color, lw=1.6, ls=(0, (5, 2)), zorder=2)
     for pattern in scores.patterns:
         found = {window: panel.score(pattern, window) for window in scores.windows}
@@ -131,8 +104,8 @@ def _draw(axes: plt.Axes, panel: _Panel) -> dict[str, Any]:
             list(found),
             [score.value for score in found.values()],
             yerr=None if None in spreads else spreads,
-            color=_COLORS.get(pattern, _MUTED),
-            marker=_MARKERS.get(pattern, 'v'),
+            color=looks.COLORS.get(pattern, looks.MUTED),
+            marker=looks.MARKERS.get(pattern, 'v'),
             ms=5,
             lw=2,
             capsize=3,
@@ -145,13 +118,11 @@ def _draw(axes: plt.Axes, panel: _Panel) -> dict[str, Any]:
         low, high = axes.get_ylim()
         steps = (1.0, 3.0) if high > 100 * low else (1.0, 2.0, 5.0)
         axes.yaxis.set_major_locator(LogLocator(subs=steps))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f'{value:,.10g}'))
+        axes.yaxis.set_major_formatter(looks.PLAIN_NUMBERS)
     axes.minorticks_off()
     axes.set_xlabel('effective window, keys')
     axes.set_ylabel(panel.what)
     axes.set_title(scores.model, loc='left', pad=20)
-    axes.text(0, 1.02, panel.subtitle, transform=axes.transAxes, fontsize=9, color=_MUTED)
-    axes.grid(axis='y', color='#EEEEEE', lw=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[['top', 'right']].set_visible(False)
+    axes.text(0, 1.02, panel.subtitle, transform=axes.transAxes, fontsize=9, color=looks.MUTED)
+    looks.tidy(axes)
     return handles

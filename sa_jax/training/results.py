@@ -22,6 +22,7 @@ _PACKAGES = (
     'orbax-checkpoint',
     'grain',
     'numpy',
+    'scipy',
     'tokenizers',
     'torch',
     'transformers',
