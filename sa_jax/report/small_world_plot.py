@@ -113,7 +113,7 @@ def _regimes(axes: plt.Axes, rows: list[Mapping[str, Any]]) -> None:
     clustering = np.sqrt(swa['clustering']['parallel']['value'] * random['clustering']['value'])
     left, right = axes.get_xlim()
     bottom, top = axes.get_ylim()
-    left, right, bottom, top = left / 1.5, right * 1.3, bottom / 2, top * 1.8
+    left, right, bottom, top = left / 2.2, right * 1.3, bottom / 2, top * 1.8
     axes.set(xlim=(left, right), ylim=(bottom, top))
     axes.axvline(length, color='#BBBBBB', lw=1, ls=(0, (4, 3)), zorder=0)
     if not clustering:
@@ -136,7 +136,8 @@ def _regimes(axes: plt.Axes, rows: list[Mapping[str, Any]]) -> None:
 
 
 def _plain_ticks(axis: Axis) -> None:
-    """Ticks at 1, 2 and 5 of each decade, without powers of ten."""
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    """Ticks at 1, 2 and 5 of each decade, 1 and 3 where there are many, without powers of ten."""
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(LogLocator(subs=(1, 3) if high > 100 * low else (1, 2, 5)))
     axis.set_major_formatter(looks.PLAIN_NUMBERS)
     axis.set_minor_locator(NullLocator())
