@@ -25,7 +25,7 @@ _WINDOW = flags.DEFINE_integer('window', 9, 'Keys a window spans, the query itse
 _LAYERS = flags.DEFINE_integer('layers', 4, 'Layers of the stack.')
 _DRAWS = flags.DEFINE_integer('draws', 100, 'Draws of all layers, over which reach is averaged.')
 
-_SWA, _SA, _INK = (looks.COLORS[name] for name in ('swa', 'sa', 'full'))
+_SWA, _SA, _BOTH = (looks.COLORS[name] for name in ('swa', 'sa', 'sa_swa'))
 _UNSEEN = '#E8E8E8'
 
 
@@ -96,7 +96,7 @@ def draw_reach(axes: plt.Axes, reach: tuple[list[float], ...], tokens: int) -> N
     """Draws the tokens that reach the last one over the number of layers."""
     depth = np.arange(1, len(reach[0]) + 1)
     axes.axhline(tokens, color='#888888', lw=1, ls=(0, (4, 3)))
-    styles = (('SWA', _SWA, 'o'), ('SA', _SA, 's'), ('SA + SWA', _INK, 'D'))
+    styles = (('SWA', _SWA, 'o'), ('SA', _SA, 's'), ('SA + SWA', _BOTH, 'D'))
     for counts, (label, color, marker) in zip(reach, styles, strict=True):
         axes.plot(depth, counts, color=color, marker=marker, ms=5.5, lw=2, label=label)
     axes.set(xticks=depth, xlabel='layers', box_aspect=1)

@@ -11,28 +11,16 @@ workdir receives result.json, mixing.md, and figures as PNG and SVG. See docs/th
 """
 
 import dataclasses
-import functools
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 from absl import app, flags
-from flax import nnx
 from tqdm import tqdm
 
 from sa_jax.analysis import estimator, mixing
-from sa_jax.analysis.mixing import Settings, Source
-from sa_jax.attention.registry import AttentionContext
-from sa_jax.data.sotu import Sotu
-from sa_jax.data.sources import read_text
-from sa_jax.models.attending import attend_to_sequence
-from sa_jax.models.decoder import run_layers
-from sa_jax.models.pretrained import load_pretrained
+from sa_jax.analysis.mixing import Settings
+from sa_jax.evaluation import attention_inputs
 from sa_jax.report import mixing_plot, mixing_tables
-from sa_jax.tokenization.tokenizers import Tokenizer
 from sa_jax.training.results import write_result
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Receives the files.', required=True)
@@ -90,95 +78,6 @@ def settings_from_flags() -> Settings:
     return dataclasses.replace(_QUICK_SETTINGS if _QUICK.value else Settings(), **given)
 
 
-def read_tokens(tokenizer: Tokenizer, text: Path | None, settings: Settings) -> np.ndarray:
-    """Real text as `[texts, tokens]`: consecutive pieces of a file, or the beginning of speeches.
-
-    Raises:
-      ValueError: There isn't enough text, or it can't be read.
-      ImportError: There is no default corpus.
-    """
-    first = [tokenizer.bos_id] if tokenizer.adds_bos else []
-    size = settings.tokens - len(first)
-
-    def pieces() -> Iterator[list[int]]:
-        if text is None:
-            for path in Sotu.find(None)[1]['validation']:
-                yield tokenizer.encode(' '.join(read_text(path).split()))[:size]
-            return
-        ids = tokenizer.encode(read_text(text))
-        for start in range(0, len(ids), size):
-            yield ids[start : start + size]
-
-    found = [first + ids for ids in pieces() if len(ids) == size]
-    if len(found) < settings.texts:
-        raise ValueError(
-            f'{text or "the default corpus"} has {len(found)} texts of {settings.tokens} tokens, '
-            f'but texts={settings.texts}; ask for fewer or shorter ones'
-        )
-    return np.array(found[: settings.texts], np.int32)
-
-
-def read_model(model: str, text: Path | None, settings: Settings) -> list[Source]:
-    """Queries, keys and values of layers of a published model, as they meet in attention.
-
-    Raises:
-      ValueError, ImportError: The model can't be loaded, a layer doesn't exist, or see
-        `read_tokens`.
-    """
-    decoder, tokenizer, context_length = load_pretrained(model, dtype='float32')
-    count = decoder.config.num_layers
-    layers = settings.layers or tuple(sorted({0, count // 2, count - 1}))
-    for layer in layers:
-        if not 0 <= layer < count:
-            raise ValueError(f'layer {layer} of a model of {count}; expected 0 to {count - 1}')
-    if tokenizer is None:
-        raise ValueError(f'{model} has no tokenizer; add its tokenizer.json')
-    if settings.tokens > context_length:
-        raise ValueError(
-            f'tokens={settings.tokens}, but the model was made for {context_length} at most'
-        )
-    tokens = read_tokens(tokenizer, text, settings)
-    captured = _capture(*nnx.split(decoder), jnp.asarray(tokens), layers)
-    return [
-        Source(f'layer {layer}', *(x[place] for x in captured))
-        for place, layer in enumerate(layers)
-    ]
-
-
-@functools.partial(jax.jit, static_argnames=('graph', 'layers'))
-def _capture(graph, state, tokens, layers):
-    """Queries, keys and values of some layers, stacked along `[layers]`."""
-    model = nnx.merge(graph, state)
-    config = model.config
-    batch, length = tokens.shape
-    # Layers that are not asked for are written behind the end, that is, dropped.
-    place = np.full(config.num_layers, len(layers))
-    place[list(layers)] = np.arange(len(layers))
-
-    def attend(query, key, value, layer, memory):
-        heads = attend_to_sequence(
-            query,
-            key,
-            value,
-            config=config,
-            context=AttentionContext(),
-            layer=layer,
-            example_ids=None,
-            mesh=None,
-        )
-        row = jnp.asarray(place)[layer]
-        found = (query, key, value)
-        return heads, [
-            x.at[row].set(new, mode='drop') for x, new in zip(memory, found, strict=True)
-        ]
-
-    nothing = [
-        jnp.zeros((len(layers), batch, length, heads, config.head_dim))
-        for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)
-    ]
-    return run_layers(model, tokens, attend, nothing)[1]
-
-
 def main(argv: list[str]) -> None:
     """Measures, writes the result, its tables and its figures, and prints the tables."""
     if len(argv) > 1:
@@ -191,7 +90,7 @@ def main(argv: list[str]) -> None:
     sources = [mixing.gaussian(settings)]
     if _MODEL.value is not None:
         try:
-            sources += read_model(_MODEL.value, text, settings)
+            sources += attention_inputs.read_model(_MODEL.value, text, settings)
         except (ImportError, OSError, RuntimeError, ValueError) as error:
             raise SystemExit(str(error)) from None
     steps = 4 * len(sources) * len(settings.windows)

@@ -10,6 +10,7 @@ of nodes and edges. Writes result.json, small_world.md and Figure 1, small_world
 FlyWire's edge list doesn't come along: without --flywire the fly has the published figures.
 """
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -90,7 +91,7 @@ def main(argv: list[str]) -> None:
         raise SystemExit(str(error)) from None
     write_result(
         workdir / 'result.json',
-        config=settings.to_json(),
+        config=dataclasses.asdict(settings),
         figures=figures,
         seeds={'permutations, random graphs and samples': settings.seed},
     )

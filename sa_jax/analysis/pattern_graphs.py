@@ -2,7 +2,8 @@
 
 Bidirectional masks. Under a causal mask edges only lead back, so that the graph has no cycle: every
 strongly connected component is a single token and no mean path length exists. Its undirected view
-is that of a bidirectional mask all the same: of the same window for SA, of 2w - 1 for SWA's w.
+is that of a bidirectional mask all the same: of the same window for SA, if it is odd, of 2w - 1 for
+SWA's w.
 """
 
 from __future__ import annotations

@@ -87,10 +87,6 @@ class Settings:
         tokens, window = _tokens_and_window(size)
         return self.tokens or tokens, self.window or window
 
-    def to_json(self) -> dict[str, Any]:
-        """The settings as JSON."""
-        return dataclasses.asdict(self)
-
 
 def measure(settings: Settings) -> dict[str, Any]:
     """Measures all graphs.

@@ -12,7 +12,7 @@ import numpy as np
 
 from sa_jax.benchmarks import patterns, peers
 from sa_jax.benchmarks.settings import PEERS, Case
-from sa_jax.report import paper
+from sa_jax.report import markdown, paper
 
 NOT_MEASURED = 'not measured'
 _MODES = {'forward': 'forward', 'forward_backward': 'forward + backward'}
@@ -258,7 +258,9 @@ def _beside_paper(result: dict, data: Measurements, dtype: str) -> str:
         f"The paper's: {paper.EFFICIENCY_DEVICE}, FlexAttention; batch, heads and precision are "
         f'not stated. The others: {device_label(result)}; {settings_label(result)}; {dtype}.'
     )
-    return f"## Beside the paper's Table 2: forward, {dtype}\n\n{note}\n\n{_markdown(*columns)}"
+    return (
+        f"## Beside the paper's Table 2: forward, {dtype}\n\n{note}\n\n{markdown.table(*columns)}"
+    )
 
 
 def _left_out(result: dict) -> str:
@@ -279,7 +281,7 @@ def _left_out(result: dict) -> str:
     rows = [
         [reason.replace('|', '\\|'), where, '; '.join(x)] for (where, reason), x in names.items()
     ]
-    return '## Left out\n\n' + _markdown(['reason', 'tokens', 'cases'], *rows) if rows else ''
+    return '## Left out\n\n' + markdown.table(['reason', 'tokens', 'cases'], *rows) if rows else ''
 
 
 def _titled(title: str, data: Measurements, rows: Iterable, form: Callable) -> list[str]:
@@ -289,12 +291,7 @@ def _titled(title: str, data: Measurements, rows: Iterable, form: Callable) -> l
         return []
     header = ['', *(f'{n:,}' for n in data.lengths)]
     body = [[name, *(_cell(x, form) for x in values)] for name, values in rows]
-    return [f'## {title}\n\n{_markdown(header, *body)}']
-
-
-def _markdown(header: list[str], *rows: list[str]) -> str:
-    lines = [header, ['---', *('---:' for _ in header[1:])], *rows]
-    return '\n'.join(f'| {" | ".join(line)} |' for line in lines)
+    return [f'## {title}\n\n{markdown.table(header, *body)}']
 
 
 def _cell(value, form: Callable) -> str:

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from sa_jax.report import markdown
+
 _UNITS = (
     'Squared errors against full attention, mean over queries, heads and texts, in units of the '
     "mean squared distance of a head's values from their mean. ± is the standard error over the "
@@ -93,7 +95,7 @@ def _fits(cases: Iterable[Mapping[str, Any]]) -> str:
         for case in cases
     ]
     header = ['case', *_FITTED.values(), 'effective keys, 1 / Σ p²']
-    return _markdown(header, *rows)
+    return markdown.table(header, *rows)
 
 
 def _points(case: Mapping[str, Any]) -> str:
@@ -113,7 +115,7 @@ def _points(case: Mapping[str, Any]) -> str:
             ]
         )
     header = ['w, keys', 'slots of SA', 'SA bias', 'first order', 'SA variance', 'first order']
-    return _markdown([*header, "SA's squared error", "SWA's squared error"], *rows, texts=0)
+    return markdown.table([*header, "SA's squared error", "SWA's squared error"], *rows, texts=0)
 
 
 def _root(squared: Mapping[str, float]) -> str:
@@ -146,7 +148,7 @@ def _gaps(cases: Iterable[Mapping[str, Any]]) -> str:
         )
     header = ['n', 'w', 'gap, closed form', 'gap of an SA layer', 'largest difference']
     header += ['layers to TV ≤ 1/4: SA', 'SWA', 'log_w n', '(n/w)²']
-    return _markdown(header, *rows, texts=0)
+    return markdown.table(header, *rows, texts=0)
 
 
 def _depths(case: Mapping[str, Any]) -> str:
@@ -169,7 +171,7 @@ def _depths(case: Mapping[str, Any]) -> str:
             ]
         )
     header = ['layers ℓ', 'σ₂, SWA', 'σ₂, SA', 'c^(ℓ/2)', 'total variation, SWA']
-    return _markdown([*header, 'total variation, SA'], *rows, texts=0)
+    return markdown.table([*header, 'total variation, SA'], *rows, texts=0)
 
 
 def _with_error(value: float, error: float) -> str:
@@ -192,9 +194,3 @@ def _number(value: float, digits: int = 3) -> str:
         return f'{value:,.{places}f}'
     text, power = f'{value:.{digits - 1}e}'.split('e')
     return f'{text}e{int(power)}'.replace('-', '−')
-
-
-def _markdown(header: list[str], *rows: Iterable[str], texts: int = 1) -> str:
-    """A table whose first columns are texts and the others numbers."""
-    rule = ['---' if place < texts else '---:' for place in range(len(header))]
-    return '\n'.join(f'| {" | ".join(line)} |' for line in (header, rule, *rows))

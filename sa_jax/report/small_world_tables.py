@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sa_jax.analysis.connectomes import HOW_TO_GET_FLYWIRE
+from sa_jax.report import markdown
 
 _NONE = '–'
 _PREFACE = """\
@@ -106,7 +107,7 @@ def _main_table(group: Mapping[str, Any]) -> str:
                 _estimate(x['path_length']),
             ]
         )
-    return _markdown(header, rows)
+    return markdown.table(header, *rows)
 
 
 def _random_table(group: Mapping[str, Any]) -> str:
@@ -144,7 +145,7 @@ def _random_table(group: Mapping[str, Any]) -> str:
                 _estimate(x['matched_small_worldness']),
             ]
         )
-    return _markdown(header, rows)
+    return markdown.table(header, *rows)
 
 
 def _degree_table(group: Mapping[str, Any]) -> str:
@@ -159,7 +160,7 @@ def _degree_table(group: Mapping[str, Any]) -> str:
             x = degree[name]
             cells += [_digits(x['std']), f'{x["median"]:g}', f'{x["largest"]:,}']
         rows.append(cells)
-    return _markdown(header, rows)
+    return markdown.table(header, *rows)
 
 
 def _label(row: Mapping[str, Any]) -> str:
@@ -192,8 +193,3 @@ def _digits(x: float) -> str:
 
 def _exponent(x: float) -> int:
     return int(f'{x:e}'.partition('e')[2])
-
-
-def _markdown(header: list[str], rows: list[list[str]]) -> str:
-    lines = [header, ['---'] + ['---:'] * (len(header) - 1), *rows]
-    return '\n'.join('| ' + ' | '.join(line) + ' |' for line in lines)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sa_jax.evaluation.patterns import mean_visible_keys
-from sa_jax.report import paper
+from sa_jax.report import markdown, paper
 from sa_jax.report.training_free_scores import MEAN, Difference, Score, Scores
 
 NOT_MEASURED = 'not measured'
@@ -137,7 +137,7 @@ def _by_column(scores: Scores, rows: list[list[str]]) -> str:
         label(pattern) if window is None else f'{label(pattern)} {window}'
         for pattern, window in scores.columns()
     ]
-    return _markdown(['task', *header], *rows)
+    return markdown.table(['task', *header], *rows)
 
 
 def _differences(scores: Scores) -> str:
@@ -179,7 +179,7 @@ def _differences(scores: Scores) -> str:
     )
     header = ['task', 'what', *map(str, scores.windows)]
     title = '### Stochastic attention against others, by effective window'
-    return f'{title}\n\n{note}\n\n{_markdown(header, *rows, texts=2)}'
+    return f'{title}\n\n{note}\n\n{markdown.table(header, *rows, texts=2)}'
 
 
 def _prompts(scores: Scores) -> str:
@@ -206,7 +206,7 @@ def _prompts(scores: Scores) -> str:
         'window of text, and how many of these are longer than an effective window. – is not '
         'known, or differs within a group of tasks.'
     )
-    return f'### Lengths\n\n{note}\n\n{_markdown(header, *rows)}'
+    return f'### Lengths\n\n{note}\n\n{markdown.table(header, *rows)}'
 
 
 def _visible_keys(scores: Scores, config: Mapping[str, Any]) -> str:
@@ -232,7 +232,7 @@ def _visible_keys(scores: Scores, config: Mapping[str, Any]) -> str:
         note += f' In the layers {", ".join(config["full_layers"])} it sees all before it.'
     header = ['where', 'pattern', *map(str, scores.windows)]
     title = '### Keys that a query sees on average, by effective window'
-    return f'{title}\n\n{note}\n\n{_markdown(header, *rows, texts=2)}'
+    return f'{title}\n\n{note}\n\n{markdown.table(header, *rows, texts=2)}'
 
 
 def _beside_paper(results: Sequence[Mapping[str, Any]]) -> str:
@@ -265,7 +265,7 @@ def _beside_paper(results: Sequence[Mapping[str, Any]]) -> str:
         'task is meant; ours are named above. – is not known here.'
     )
     title = "## Beside the paper's Tables 4 and 5"
-    return f'{title}\n\n{note}\n\n{_markdown(header, *rows, texts=4)}'
+    return f'{title}\n\n{note}\n\n{markdown.table(header, *rows, texts=4)}'
 
 
 def _tasks(scores: Scores) -> list[str]:
@@ -296,9 +296,3 @@ def _digits(value: float) -> int:
 
 def _cell(value: Any, form: Callable[[Any], str]) -> str:
     return NOT_MEASURED if value is None else form(value)
-
-
-def _markdown(header: list[str], *rows: Iterable[str], texts: int = 1) -> str:
-    """A table whose first columns are texts and the others numbers."""
-    rule = ['---' if place < texts else '---:' for place in range(len(header))]
-    return '\n'.join(f'| {" | ".join(line)} |' for line in (header, rule, *rows))

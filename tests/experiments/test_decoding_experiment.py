@@ -1,29 +1,16 @@
 """The decoding experiment on short sequences."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-ROOT = Path(__file__).parents[2]
-
 
 @pytest.mark.slow
-def test_decoding(tmp_path):
-    command = [sys.executable, '-m', 'experiments.decoding', f'--workdir={tmp_path}']
-    command += ['--variants=full,sa', '--window=9', '--length=32', '--length=64', '--rounds=2']
-    done = subprocess.run(
-        [*command, '--checked=32', '--counted=64', '--draws=200'],
-        cwd=ROOT,
-        env=os.environ | {'XLA_FLAGS': ''},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def test_decoding(run_experiment, tmp_path):
+    flags = ['--variants=full,sa', '--window=9', '--length=32', '--length=64', '--rounds=2']
+    flags += ['--checked=32', '--counted=64', '--draws=200']
+    done = run_experiment('decoding', f'--workdir={tmp_path}', *flags)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / 'decoding.md').read_text() in done.stdout
     assert (tmp_path / 'decoding.png').stat().st_size > 1000

@@ -1,79 +1,22 @@
 """The mixing experiment on short sequences, and on a tiny model of bytes."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
-import numpy as np
 import pytest
-import tokenizers
-from safetensors.numpy import save_file
 
 from sa_jax.analysis.mixing import Settings
-from sa_jax.models.pretrained.hf_config import decoder_config
-from sa_jax.models.pretrained.tensors import sources
-from sa_jax.tokenization.tokenizers import make_byte_level
 
-ROOT = Path(__file__).parents[2]
 SMALL = ['--tokens=48', '--windows=4,8,16', '--draws=32', '--depth=3', '--spectral_draws=2']
 SMALL += ['--spectral_tokens=40,300', '--spectral_window=5']
-FIELDS = {
-    'architectures': ['LlamaForCausalLM'],
-    'vocab_size': 257,
-    'hidden_size': 8,
-    'num_hidden_layers': 3,
-    'num_attention_heads': 2,
-    'num_key_value_heads': 1,
-    'intermediate_size': 8,
-    'max_position_embeddings': 64,
-    'rms_norm_eps': 1e-5,
-    'rope_theta': 1e4,
-    'tie_word_embeddings': True,
-    'hidden_act': 'silu',
-}
-
-
-def write_checkpoint(folder):
-    """A checkpoint of bytes, in Hugging Face's format."""
-    folder.mkdir()
-    (folder / 'config.json').write_text(json.dumps(FIELDS))
-    generator = np.random.default_rng(0)
-    config = decoder_config(FIELDS, compute_dtype='float32')
-    tensors = {
-        name: generator.normal(size=source.shape).astype(np.float32)
-        for source in sources(config).values()
-        for name in source.names(config)
-    }
-    save_file(tensors, folder / 'model.safetensors')
-    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {name: index for index, name in enumerate([*alphabet, '<|endoftext|>'])}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, []))
-    make_byte_level(tokenizer)
-    tokenizer.add_special_tokens(['<|endoftext|>'])
-    tokenizer.save(str(folder / 'tokenizer.json'))
-
-
-def call(*flags):
-    return subprocess.run(
-        [sys.executable, '-m', 'experiments.mixing', *flags],
-        cwd=ROOT,
-        env=os.environ | {'XLA_FLAGS': ''},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 @pytest.mark.slow
-def test_the_experiment(tmp_path):
-    write_checkpoint(tmp_path / 'tiny')
+def test_the_experiment(run_experiment, byte_model, tmp_path):
     text = tmp_path / 'tale.txt'
     text.write_text('A heron came by and sat with the otter; the otter had seen one before. ' * 2)
     out = tmp_path / 'out'
-    model = [f'--model={tmp_path / "tiny"}', f'--text={text}', '--layers=0,2', '--texts=2']
-    done = call(f'--workdir={out}', *SMALL, *model)
+    model = [f'--model={byte_model}', f'--text={text}', '--layers=0,2', '--texts=2']
+    done = run_experiment('mixing', f'--workdir={out}', *SMALL, *model)
     assert done.returncode == 0, done.stderr
     assert (out / 'mixing.md').read_text() in done.stdout
     for name in ('estimator_random', 'estimator_layer_0', 'estimator_layer_2', 'spectra'):
@@ -102,9 +45,9 @@ def test_the_experiment(tmp_path):
 
 
 @pytest.mark.slow
-def test_bad_flags_are_named(tmp_path):
+def test_bad_flags_are_named(run_experiment, tmp_path):
     def refused(message, *flags):
-        done = call(f'--workdir={tmp_path}', *flags)
+        done = run_experiment('mixing', f'--workdir={tmp_path}', *flags)
         assert done.returncode != 0
         assert 'Traceback' not in done.stderr
         assert message in done.stdout + done.stderr

@@ -1,32 +1,15 @@
 """The coverage experiment on tiny stacks."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-
-
-def run(*flags):
-    return subprocess.run(
-        [sys.executable, '-m', 'experiments.receptive_field', *flags],
-        cwd=ROOT,
-        env=os.environ | {'XLA_FLAGS': ''},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
 
 @pytest.mark.slow
-def test_receptive_field(tmp_path):
+def test_receptive_field(run_experiment, tmp_path):
     flags = ['--lengths=40,90', '--windows=5,9', '--seeds=2', '--exact_up_to=50', '--sampled=30']
     flags += ['--max_layers=6', '--focus_length=64', '--focus_window=8', '--focus_layers=5']
-    done = run(f'--workdir={tmp_path / "out"}', *flags)
+    done = run_experiment('receptive_field', f'--workdir={tmp_path / "out"}', *flags)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / 'out' / 'receptive_field.md').read_text() in done.stdout
     for name in ('receptive_field', 'depth'):
@@ -55,8 +38,8 @@ def test_receptive_field(tmp_path):
         ('--windows=16,2048', '--windows: 2048 is wider than 1024 of --lengths'),
     ],
 )
-def test_bad_flags_are_named(tmp_path, flag, message):
-    done = run(f'--workdir={tmp_path / "out"}', flag)
+def test_bad_flags_are_named(run_experiment, tmp_path, flag, message):
+    done = run_experiment('receptive_field', f'--workdir={tmp_path / "out"}', flag)
     assert done.returncode == 1
     assert message in done.stdout + done.stderr
     assert 'Traceback' not in done.stderr

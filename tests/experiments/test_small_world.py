@@ -1,10 +1,7 @@
 """The small-world experiment on tiny graphs, its tables and its figure."""
 
+import dataclasses
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import matplotlib.image
 import numpy as np
@@ -16,7 +13,6 @@ from sa_jax.analysis.random_graphs import watts_strogatz
 from sa_jax.analysis.small_world import Settings, measure
 from sa_jax.report import small_world_plot, small_world_tables
 
-ROOT = Path(__file__).parents[2]
 TINY = {
     'tokens': 400,
     'window': 9,
@@ -25,17 +21,6 @@ TINY = {
     'sources': 8,
     'wedges': 1000,
 }
-
-
-def run(*flags):
-    return subprocess.run(
-        [sys.executable, '-m', 'experiments.small_world', *flags],
-        cwd=ROOT,
-        env=os.environ | {'XLA_FLAGS': ''},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 @pytest.fixture(scope='module')
@@ -52,7 +37,7 @@ def result():
         patch.setattr(connectomes, 'load_columns', no_columns)
         settings = Settings(**TINY)
         figures = measure(settings)
-    return json.loads(json.dumps({'config': settings.to_json(), 'figures': figures}))
+    return json.loads(json.dumps({'config': dataclasses.asdict(settings), 'figures': figures}))
 
 
 def rows_of(result, number):
@@ -185,9 +170,9 @@ def test_a_named_connectome_must_be_there(monkeypatch):
         measure(Settings(flywire='none.csv'))
 
 
-def test_flags(tmp_path):
+def test_flags(run_experiment, tmp_path):
     flags = ['--quick', '--tokens=100', '--window=6', '--layers=1', '--rewired=1']
-    done = run(*flags, '--connectomes=fly', f'--workdir={tmp_path}')
+    done = run_experiment('small_world', *flags, '--connectomes=fly', f'--workdir={tmp_path}')
     assert done.returncode == 0, done.stderr
     assert (tmp_path / 'small_world.md').read_text() == done.stdout
     assert (tmp_path / 'small_world.png').exists()
@@ -200,14 +185,14 @@ def test_flags(tmp_path):
 
 
 @pytest.mark.slow
-def test_bad_flags_are_named(tmp_path):
+def test_bad_flags_are_named(run_experiment, tmp_path):
     for flags, message in (
         (['--tokens=0'], 'tokens=0; expected at least 1'),
         (['--tokens=20', '--window=21'], 'window=21 among n=20 tokens'),
         (['--layers=1,two'], '--layers=1,two; expected numbers'),
         (['--flywire=none.csv'], 'none.csv does not exist'),
     ):
-        done = run(*flags, f'--workdir={tmp_path}')
+        done = run_experiment('small_world', *flags, f'--workdir={tmp_path}')
         assert done.returncode == 1
         assert message in done.stdout + done.stderr
         assert 'Traceback' not in done.stderr

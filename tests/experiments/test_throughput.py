@@ -1,9 +1,6 @@
 """The throughput experiment on two steps of a tiny model."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -22,7 +19,7 @@ def get_config(variant):
 
 
 @pytest.mark.slow
-def test_throughput(tmp_path):
+def test_throughput(run_experiment, tmp_path):
     for split in ('train', 'validation'):
         (tmp_path / 'data' / split).mkdir(parents=True)
         for index in range(12):
@@ -31,17 +28,9 @@ def test_throughput(tmp_path):
     config = tmp_path / 'config.py'
     folder = str(ROOT / 'tests' / 'training')
     config.write_text(CONFIG.format(folder=folder, data=str(tmp_path / 'data')))
-    command = [sys.executable, '-m', 'experiments.throughput', '--variants=swa,sa_swa']
-    command += [f'--config={config}', f'--workdir={tmp_path / "out"}', '--rounds=1', '--steps=2']
-    environment = os.environ | {'XLA_FLAGS': ''}
-    done = subprocess.run(
-        [*command, f'--data_dir={tmp_path / "cache"}'],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    flags = ['--variants=swa,sa_swa', f'--config={config}', f'--workdir={tmp_path / "out"}']
+    flags += ['--rounds=1', '--steps=2', f'--data_dir={tmp_path / "cache"}']
+    done = run_experiment('throughput', *flags)
     assert done.returncode == 0, done.stderr
     assert '| sa_swa |' in done.stdout
     figures = json.loads((tmp_path / 'out' / 'result.json').read_text())['figures']['tokens_per_s']

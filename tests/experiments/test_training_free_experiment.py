@@ -2,17 +2,10 @@
 
 import dataclasses
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import jax
-import numpy as np
 import pytest
-import tokenizers
 from flax import nnx
-from safetensors.numpy import save_file
 
 from sa_jax.benchmarks import training_free
 from sa_jax.benchmarks.training_free import SweepError, load_tasks, read_figures, run_sweep
@@ -22,11 +15,8 @@ from sa_jax.models.config import DecoderConfig
 from sa_jax.models.decoder import Decoder
 from sa_jax.models.pretrained import Pretrained
 from sa_jax.models.pretrained.fingerprint import fingerprint
-from sa_jax.models.pretrained.hf_config import decoder_config
-from sa_jax.models.pretrained.tensors import sources
-from sa_jax.tokenization.tokenizers import ByteTokenizer, make_byte_level
+from sa_jax.tokenization.tokenizers import ByteTokenizer
 
-ROOT = Path(__file__).parents[2]
 ANIMALS = ('heron', 'otter', 'viper', 'moose', 'tapir', 'lemur', 'gecko', 'bison')
 CONTEXTS = [f'A {animal} came by and sat with' for animal in ANIMALS]
 CLOZE = [{'context': x, 'continuation': 'them'} for x in 5 * CONTEXTS]
@@ -290,60 +280,12 @@ def test_bad_settings_are_named():
             dataclasses.replace(SWEEP, **{name: least - 1})
 
 
-FIELDS = {
-    'architectures': ['LlamaForCausalLM'],
-    'vocab_size': 257,
-    'hidden_size': 8,
-    'num_hidden_layers': 2,
-    'num_attention_heads': 2,
-    'num_key_value_heads': 1,
-    'intermediate_size': 8,
-    'max_position_embeddings': 64,
-    'rms_norm_eps': 1e-5,
-    'rope_theta': 1e4,
-    'tie_word_embeddings': True,
-    'hidden_act': 'silu',
-}
-
-
-def write_checkpoint(folder):
-    """A checkpoint of bytes, in Hugging Face's format."""
-    folder.mkdir()
-    (folder / 'config.json').write_text(json.dumps(FIELDS))
-    generator = np.random.default_rng(0)
-    table = sources(decoder_config(FIELDS, compute_dtype='float32'))
-    tensors = {
-        name: generator.normal(size=source.shape).astype(np.float32)
-        for source in table.values()
-        for name in source.names(decoder_config(FIELDS, compute_dtype='float32'))
-    }
-    save_file(tensors, folder / 'model.safetensors')
-    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {name: index for index, name in enumerate([*alphabet, '<|endoftext|>'])}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, []))
-    make_byte_level(tokenizer)
-    tokenizer.add_special_tokens(['<|endoftext|>'])
-    tokenizer.save(str(folder / 'tokenizer.json'))
-
-
-def call(*flags):
-    return subprocess.run(
-        [sys.executable, '-m', 'experiments.training_free', *flags],
-        cwd=ROOT,
-        env=os.environ | {'XLA_FLAGS': ''},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 @pytest.mark.slow
-def test_the_experiment(folder, tmp_path):
-    write_checkpoint(tmp_path / 'tiny')
+def test_the_experiment(run_experiment, byte_model, folder, tmp_path):
     out = tmp_path / 'out'
-    flags = [f'--model={tmp_path / "tiny"}', f'--task_data={folder}', f'--workdir={out}']
+    flags = [f'--model={byte_model}', f'--task_data={folder}', f'--workdir={out}']
     flags += ['--tasks=cloze', '--patterns=full,sa', '--dtype=float32', '--draws=2']
-    done = call(*flags, '--effective_windows=4')
+    done = run_experiment('training_free', *flags, '--effective_windows=4')
     assert done.returncode == 0, done.stderr
     assert '3 of 3: cloze, sa, w_eff 4, draw 1: acc' in done.stdout
     assert (out / 'training_free.md').read_text() in done.stdout
@@ -353,22 +295,24 @@ def test_the_experiment(folder, tmp_path):
     assert len(result['figures']['cells']) == 3
 
     more = [*flags, '--effective_windows=4,8']
-    report = call(*more, '--report_only', f'--beside={out / "result.json"}')
+    report = run_experiment(
+        'training_free', *more, '--report_only', f'--beside={out / "result.json"}'
+    )
     assert report.returncode == 0, report.stderr
     assert 'Unfinished: 2 cells are not measured.' in report.stdout
-    other = call(*more, '--num_sinks=1')
+    other = run_experiment('training_free', *more, '--num_sinks=1')
     assert other.returncode == 1
     assert 'num_sinks: 0 -> 1' in other.stderr
     assert 'Traceback' not in other.stderr
-    layers = call(*more, '--full_layers=40')
+    layers = run_experiment('training_free', *more, '--full_layers=40')
     assert (layers.returncode, 'Traceback' in layers.stderr) == (1, False)
     assert '40' in layers.stderr
 
 
-def test_bad_flags_are_named_before_anything_is_loaded(tmp_path):
+def test_bad_flags_are_named_before_anything_is_loaded(run_experiment, tmp_path):
     flags = ['--model=none', f'--workdir={tmp_path}', '--tasks=cloze']
-    found = call(*flags, '--effective_windows=4,a')
+    found = run_experiment('training_free', *flags, '--effective_windows=4,a')
     assert '--effective_windows=4,a; expected whole numbers' in found.stdout + found.stderr
-    beside = call(*flags, f'--beside={tmp_path / "absent.json"}')
+    beside = run_experiment('training_free', *flags, f'--beside={tmp_path / "absent.json"}')
     assert 'absent.json is no result.json of a sweep' in beside.stderr
     assert 'Traceback' not in beside.stderr
