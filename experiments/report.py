@@ -24,9 +24,9 @@ def main(argv: list[str]) -> None:
     try:
         found, messages = page.collect([Path(x).expanduser() for x in _RESULTS.value])
         workdir.mkdir(parents=True, exist_ok=True)
-        text = page.markdown(found, messages, workdir)
+        text = page.to_markdown(found, messages, workdir)
         (workdir / 'report.md').write_text(text, encoding='utf-8')
-        (workdir / 'report.html').write_text(page.html(text, workdir), encoding='utf-8')
+        (workdir / 'report.html').write_text(page.to_html(text, workdir), encoding='utf-8')
     except (ImportError, ValueError) as error:
         raise SystemExit(str(error)) from None
     for message in messages:

@@ -21,6 +21,7 @@ from sa_jax.evaluation.named_tasks import NamedTask, TaskOptions
 from sa_jax.evaluation.scoring import Scorer
 from sa_jax.models.decoder import Decoder
 from sa_jax.models.pretrained import Pretrained, load_pretrained
+from sa_jax.report import markdown
 from sa_jax.training.restore import is_run, load_run
 from sa_jax.training.results import write_result
 
@@ -74,16 +75,14 @@ def over_draws(draws: list[dict]) -> dict:
 
 def table(figures: dict) -> str:
     """The figures in Markdown."""
-    lines = [
-        '| task | metric | value | over draws | error, items | items |',
-        '|---|---|---|---|---|---|',
-    ]
+    rows = []
     for task, result in figures.items():
         for name, x in result['metrics'].items():
             numbers = [x['value'], x['std'], x['stderr']]
             cells = ['' if y is None or math.isnan(y) else f'{y:.4g}' for y in numbers]
-            lines.append(f'| {task} | {name} | {" | ".join(cells)} | {result["num_items"] or ""} |')
-    return '\n'.join(lines) + '\n'
+            rows.append([task, name, *cells, str(result['num_items'] or '')])
+    header = ['task', 'metric', 'value', 'over draws', 'error, items', 'items']
+    return markdown.table(header, *rows, texts=2) + '\n'
 
 
 def main(argv: list[str]) -> None:

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import stats
 
+from sa_jax.report import markdown
+
 REFERENCE = 'sa_swa'
 METRICS = {
     'perplexity': ('perplexity', lambda run: run['held_out']['perplexity'], 2),
@@ -112,8 +114,7 @@ def _table(group: str, runs: Sequence[Mapping[str, Any]]) -> str:
             beside = difference(runs, name, REFERENCE, metric)
             row.append('' if name == REFERENCE else _signed(beside, digits))
         rows.append(row)
-    lines = [header, ['---'] + ['---:'] * (len(header) - 1), *rows]
-    return '\n'.join('| ' + ' | '.join(line) + ' |' for line in lines)
+    return markdown.table(header, *rows)
 
 
 def _spread(found: Sequence[float], digits: int) -> str:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sa_jax.extras import optional_import
-from sa_jax.report import paper
+from sa_jax.report import markdown, paper
 from sa_jax.report.comparison_tables import values
 from sa_jax.version import __version__
 
@@ -88,7 +88,7 @@ def collect(folders: Sequence[Path]) -> tuple[list[Found], list[str]]:
     return list(newest.values()), messages
 
 
-def markdown(found: Sequence[Found], messages: Sequence[str], folder: Path) -> str:
+def to_markdown(found: Sequence[Found], messages: Sequence[str], folder: Path) -> str:
     """The page in Markdown.
 
     Args:
@@ -122,11 +122,11 @@ def markdown(found: Sequence[Found], messages: Sequence[str], folder: Path) -> s
     return '\n'.join(lines) + '\n'
 
 
-def html(text: str, folder: Path) -> str:
+def to_html(text: str, folder: Path) -> str:
     """A page in one file, figures inside, for screens of any width and for print.
 
     Args:
-      text: of `markdown`.
+      text: of `to_markdown`.
       folder: what its links start from.
 
     Raises:
@@ -180,11 +180,6 @@ def _demoted(text: str) -> str:
     return re.sub(r'^(#+) ', r'###\1 ', text, flags=re.MULTILINE)
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, ['---'] + ['---:'] * (len(header) - 1), *rows]
-    return '\n'.join('| ' + ' | '.join(line) + ' |' for line in lines)
-
-
 def _pretraining(found: Sequence[Found]) -> str:
     """Table 1's order, as perplexity over full attention's: scales differ too much for more."""
     runs = found[0].result['figures']['runs'] if found else []
@@ -214,7 +209,7 @@ def _pretraining(found: Sequence[Found]) -> str:
             f' Ours: {runs[0]["parameters"] / 1e6:.1f}M parameters, {runs[0]["tokens"] / 1e6:.1f}M '
             f'tokens, {len(full)} seeds.'
         )
-    return f'{scale}\n\n{_table(header, rows)}'
+    return f'{scale}\n\n{markdown.table(header, *rows)}'
 
 
 def _efficiency(found: Sequence[Found]) -> str:
@@ -224,7 +219,7 @@ def _efficiency(found: Sequence[Found]) -> str:
     ]
     header = ['tokens', 'paper: SA, ms', 'full attention, ms', 'speed-up']
     ours = 'Ours, with the paper beside it, is below.' if found else f'Ours: {NOT_MEASURED}.'
-    return f'The paper: {paper.EFFICIENCY_DEVICE}. {ours}\n\n{_table(header, rows)}'
+    return f'The paper: {paper.EFFICIENCY_DEVICE}. {ours}\n\n{markdown.table(header, *rows)}'
 
 
 _PREFACE = """\

@@ -11,6 +11,7 @@ import numpy as np
 from matplotlib import pyplot as plt
 
 from sa_jax.report import figures as looks
+from sa_jax.report import markdown
 
 _LABELS = {'full': 'full', 'swa': 'SWA', 'sa': 'SA', 'sa_swa': 'SA + SWA'}
 
@@ -23,16 +24,14 @@ def table(result: Mapping[str, Any]) -> str:
     """
     config, figures = result['config'], result['figures']
     variants = list(figures['reach'])
-    lines = [
+    preface = (
         f'{config["tokens"]} tokens, {config["layers"]} layers, w = {config["window"]}, '
         f'{config["steps"]} steps of {config["rows"]} rows. Recalled values, %: mean over seeds '
         '(± sample standard deviation); in parentheses the pairs of tokens so far apart that the '
         f'masks of all layers connect. Guessing: {100 * figures["chance"]:.1f}. SWA reaches '
-        f'{figures["swa_reach"]} tokens.',
-        '',
-        '| distance | ' + ' | '.join(_LABELS[x] for x in variants) + ' |',
-        '|---' * (1 + len(variants)) + '|',
-    ]
+        f'{figures["swa_reach"]} tokens.'
+    )
+    rows = []
     for place, name in enumerate(_names(figures['edges'])):
         cells = []
         for variant in variants:
@@ -41,8 +40,9 @@ def table(result: Mapping[str, Any]) -> str:
             cells.append(
                 f'{found.mean():.1f}{spread} ({100 * figures["reach"][variant][place]:.0f})'
             )
-        lines.append(f'| {name} | ' + ' | '.join(cells) + ' |')
-    return '\n'.join(lines) + '\n'
+        rows.append([name, *cells])
+    header = ['distance', *(_LABELS[x] for x in variants)]
+    return f'{preface}\n\n{markdown.table(header, *rows)}\n'
 
 
 def plot(result: Mapping[str, Any], path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from sa_jax.report import markdown
 from sa_jax.report.collectives import totals
 from sa_jax.report.gpu_compile import Card, Compiled, Program
 from sa_jax.training.program import build_program
@@ -58,21 +59,20 @@ def describe(compiled: Compiled) -> dict[str, Any]:
 
 def table(rows: Sequence[Mapping[str, Any]], card: Card) -> str:
     """The steps in Markdown."""
-    lines = [
+    preface = (
         f'GiB of each card, of the {card.memory / _GIB:.1f} of an {card.kind}; messages of a step, '
-        'as each card gives or takes them.',
-        '',
-        '| step | state | temporaries | peak | messages |',
-        '|---|---:|---:|---:|---|',
-    ]
+        'as each card gives or takes them.'
+    )
+    lines = []
     for row in rows:
         if row['error']:
-            lines.append(f'| {row["program"]} | | | | not compiled: {row["error"]:.200} |')
+            lines.append([row['program'], f'not compiled: {row["error"]:.200}', '', '', ''])
             continue
-        sizes = ' | '.join(f'{row[x] / _GIB:.2f}' for x in ('state', 'temporaries', 'peak'))
+        sizes = [f'{row[x] / _GIB:.2f}' for x in ('state', 'temporaries', 'peak')]
         sent = '; '.join(
             f'{kind}: {x["count"]:,}, {x["bytes"] / _GIB:.2f} GiB'
             for kind, x in row['messages'].items()
         )
-        lines.append(f'| {row["program"]} | {sizes} | {sent or "none"} |')
-    return '\n'.join(lines) + '\n'
+        lines.append([row['program'], sent or 'none', *sizes])
+    header = ['step', 'messages', 'state', 'temporaries', 'peak']
+    return f'{preface}\n\n{markdown.table(header, *lines, texts=2)}\n'

@@ -1,29 +1,13 @@
 """Scoring a run's checkpoint, and the files it is converted into."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
 
 
-def call(module, *flags):
-    return subprocess.run(
-        [sys.executable, '-m', f'experiments.{module}', *map(str, flags)],
-        cwd=ROOT,
-        env=os.environ | {'XLA_FLAGS': ''},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-def test_a_run_and_its_files_score_alike(tmp_path):
+def test_a_run_and_its_files_score_alike(run_experiment, tmp_path):
     tales = tmp_path / 'text'
     tales.mkdir()
     text = 'The otter swam, and the heron watched the otter. ' * 20
@@ -45,15 +29,15 @@ def test_a_run_and_its_files_score_alike(tmp_path):
         '--config.training.steps=3',
         '--config.optimizer.warmup_steps=0',
     ]
-    done = call('pretrain', *config, f'--workdir={tmp_path / "run"}', data_dir)
+    done = run_experiment('pretrain', *config, f'--workdir={tmp_path / "run"}', data_dir)
     assert done.returncode == 0, done.stderr
-    done = call(
+    done = run_experiment(
         'convert', f'--checkpoint={tmp_path / "run"}', f'--output={tmp_path / "f"}', data_dir
     )
     assert done.returncode == 0, done.stderr
 
     def score(checkpoint, workdir):
-        done = call(
+        done = run_experiment(
             'zero_shot',
             f'--checkpoint={checkpoint}',
             f'--workdir={workdir}',
@@ -74,8 +58,10 @@ def test_a_run_and_its_files_score_alike(tmp_path):
     assert of_run['tale']['draws'] == 2
     assert of_run['tale']['metrics']['perplexity']['std'] > 0
 
-    done = call('zero_shot', f'--checkpoint={tmp_path}', '--workdir=x', '--tasks=a', data_dir)
+    done = run_experiment(
+        'zero_shot', f'--checkpoint={tmp_path}', '--workdir=x', '--tasks=a', data_dir
+    )
     assert done.returncode != 0
     assert 'Traceback' not in done.stderr
-    done = call('convert', f'--checkpoint={tmp_path / "run"}')
+    done = run_experiment('convert', f'--checkpoint={tmp_path / "run"}')
     assert 'Give --checkpoint and --output' in done.stdout + done.stderr

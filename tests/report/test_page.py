@@ -44,7 +44,7 @@ def test_the_page(tmp_path):
     (folder / 'gates.png').write_bytes(PNG)
     found, messages = page.collect([tmp_path / 'results'])
     assert messages == []
-    text = page.markdown(found, messages, tmp_path / 'out')
+    text = page.to_markdown(found, messages, tmp_path / 'out')
     assert '| sa_swa | 51.98 | 1.012 | 54.00 | 1.059 |' in text
     assert '| full | 51.34 | 1.000 | 51.00 ± 1.41 | 1.000 |' in text
     assert '| swa | 57.05 | 1.111 | not measured | not measured |' in text
@@ -54,7 +54,7 @@ def test_the_page(tmp_path):
     assert 'Not measured: `python -m experiments.recall --workdir=DIR`' in text
     pytest.importorskip('markdown')
     (tmp_path / 'out').mkdir()
-    html = page.html(text, tmp_path / 'out')
+    html = page.to_html(text, tmp_path / 'out')
     assert 'src="data:image/png;base64,iVBOR' in html
     assert '<td style="text-align: right;">54.00</td>' in html
     assert 'http' not in html.replace('https://', '')
@@ -81,7 +81,7 @@ def test_what_is_left_out(tmp_path):
         strict=True,
     ):
         assert words in message
-    text = page.markdown(found, messages, tmp_path)
+    text = page.to_markdown(found, messages, tmp_path)
     assert '## Left out' in text
     with pytest.raises(ValueError, match='is no folder'):
         page.collect([tmp_path / 'absent'])

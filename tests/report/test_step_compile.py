@@ -19,7 +19,7 @@ def test_table():
     rows = [step_compile.describe(x) for x in compiled]
     assert rows[0]['messages'] == {'all-reduce': {'count': 3, 'bytes': 3 * GIB}}
     lines = step_compile.table(rows, CARDS['h200']).splitlines()
-    assert lines[4] == '| sa 1x1x8 | 1.00 | 1.00 | 4.00 | all-reduce: 3, 3.00 GiB |'
+    assert lines[4] == '| sa 1x1x8 | all-reduce: 3, 3.00 GiB | 1.00 | 1.00 | 4.00 |'
     assert 'not compiled: RESOURCE_EXHAUSTED' in lines[5]
 
 
