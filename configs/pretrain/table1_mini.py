@@ -19,7 +19,8 @@ _SA, _SWA = 'stochastic', 'sliding_window'
 _BOTH = (_SA, _SWA)
 
 
-def _windows(*paths, window=_WINDOW):
+def windows(*paths: str, window: int = _WINDOW) -> dict:
+    """The fields of attention paths, all with one window."""
     options = {name: {'window': window} for name in paths if name != 'full'}
     return {'model.attention': paths, 'model.attention_options': options}
 
@@ -27,29 +28,29 @@ def _windows(*paths, window=_WINDOW):
 # What a variant changes, by the table it is in.
 VARIANTS = {
     'main': {
-        'full': _windows('full'),
-        'swa': _windows(_SWA),
-        'sa': _windows(_SA),
-        'sa_swa': _windows(*_BOTH),
+        'full': windows('full'),
+        'swa': windows(_SWA),
+        'sa': windows(_SA),
+        'sa_swa': windows(*_BOTH),
     },
     # Is the gain the gates', or the arithmetic's? SA + SWA computes two windows.
     'controls': {
-        'full_gated': _windows('full') | {'model.gate_single_path': True},
-        'swa_gated': _windows(_SWA) | {'model.gate_single_path': True},
-        'swa_2w': _windows(_SWA, window=2 * _WINDOW),
-        'swa_2w_gated': _windows(_SWA, window=2 * _WINDOW) | {'model.gate_single_path': True},
+        'full_gated': windows('full') | {'model.gate_single_path': True},
+        'swa_gated': windows(_SWA) | {'model.gate_single_path': True},
+        'swa_2w': windows(_SWA, window=2 * _WINDOW),
+        'swa_2w_gated': windows(_SWA, window=2 * _WINDOW) | {'model.gate_single_path': True},
     },
     # Of SA + SWA.
     'ablations': {
-        'gate_per_channel': _windows(*_BOTH) | {'model.gate': 'channel'},
-        'gate_softmax': _windows(*_BOTH) | {'model.gate': 'softmax'},
-        'gate_none': _windows(*_BOTH) | {'model.gate': 'none'},
-        'window_64': _windows(*_BOTH, window=64),
-        'window_128': _windows(*_BOTH, window=128),
-        'permutation_per_example': _windows(*_BOTH) | {'model.permutation_scope': 'example'},
-        'permutation_per_head': _windows(*_BOTH) | {'model.permutation_scope': 'head'},
-        'permutations_kept': _windows(*_BOTH) | {'training.fresh_permutations': False},
-        'circular': _windows(*_BOTH)
+        'gate_per_channel': windows(*_BOTH) | {'model.gate': 'channel'},
+        'gate_softmax': windows(*_BOTH) | {'model.gate': 'softmax'},
+        'gate_none': windows(*_BOTH) | {'model.gate': 'none'},
+        'window_64': windows(*_BOTH, window=64),
+        'window_128': windows(*_BOTH, window=128),
+        'permutation_per_example': windows(*_BOTH) | {'model.permutation_scope': 'example'},
+        'permutation_per_head': windows(*_BOTH) | {'model.permutation_scope': 'head'},
+        'permutations_kept': windows(*_BOTH) | {'training.fresh_permutations': False},
+        'circular': windows(*_BOTH)
         | {
             'model.attention_options': {
                 _SA: {'window': _WINDOW, 'circular': True},

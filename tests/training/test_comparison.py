@@ -2,13 +2,16 @@
 
 import json
 import textwrap
+from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
 from sa_jax.report import comparison_plot, comparison_tables
 from sa_jax.training import comparison
 from sa_jax.training.comparison import Case, Comparison, far_batches
+from sa_jax.training.program import build_program
 
 FILE = """
     import sys
@@ -32,7 +35,7 @@ FILE = """
 def write_config(text_dir, tmp_path):
     def write(steps=3):
         path = tmp_path / 'config.py'
-        tests = str(__import__('pathlib').Path(__file__).parent)
+        tests = str(Path(__file__).parent)
         text = FILE.format(tests=tests, text=str(text_dir), steps=steps)
         path.write_text(textwrap.dedent(text))
         return path
@@ -52,6 +55,19 @@ def test_all_first_seeds_come_before_others(write_config):
     chosen = Comparison(path, variants=['swa'], seeds=[4, 7])
     assert chosen.cases == [Case('others', 'swa', 4), Case('others', 'swa', 7)]
     assert chosen.config(chosen.cases[1]).seed == 7
+
+
+@pytest.mark.parametrize('name', ['table1_mini', 'table1_gpu'])
+def test_variants_of_the_project_differ_in_what_they_attend_with(name):
+    study = Comparison(Path(f'configs/pretrain/{name}.py'), seeds=[0])
+    made = {}
+    for case in study.cases:
+        config = study.config(case)
+        model = build_program(config, jax.devices()[:1]).model_config
+        made[case.variant] = model, config.training.fresh_permutations
+    assert len(set(made.values())) == len(made) >= 4
+    sizes = {(model.hidden_size, model.num_layers, model.vocab_size) for model, _ in made.values()}
+    assert len(sizes) == 1
 
 
 def test_errors(write_config, tmp_path):
