@@ -78,5 +78,5 @@ def _gates(runs: Sequence[Mapping[str, Any]]) -> plt.Figure:
         axes.spines[['top', 'right']].set_visible(False)
     panels[0].set_ylabel('mean gate')
     panels[-1].legend(frameon=False, fontsize=9)
-    looks.note(figure, f'{len(runs)} seeds: thin; their mean: thick')
+    looks.note(figure, 'thin: seeds; thick: their mean')
     return figure

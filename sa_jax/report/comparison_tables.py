@@ -46,7 +46,7 @@ def tables(figures: Mapping[str, Any]) -> str:
         parts.append(f'## {group.capitalize()}')
         parts.append(_table(group, runs))
     if figures['missing']:
-        parts.append(f'Not run yet: {"; ".join(figures["missing"])}.')
+        parts.append(f'Not run yet: {_by_variant(figures["missing"])}.')
     return '\n\n'.join(['# Variants compared', *parts]) + '\n'
 
 
@@ -115,6 +115,13 @@ def _table(group: str, runs: Sequence[Mapping[str, Any]]) -> str:
             row.append('' if name == REFERENCE else _signed(beside, digits))
         rows.append(row)
     return markdown.table(header, *rows)
+
+
+def _by_variant(missing: Sequence[Mapping[str, Any]]) -> str:
+    seeds: dict[str, list[str]] = {}
+    for run in missing:
+        seeds.setdefault(run['variant'], []).append(str(run['seed']))
+    return '; '.join(f'`{name}` (seeds {", ".join(found)})' for name, found in seeds.items())
 
 
 def _spread(found: Sequence[float], digits: int) -> str:

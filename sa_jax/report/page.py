@@ -76,6 +76,8 @@ def collect(folders: Sequence[Path]) -> tuple[list[Found], list[str]]:
             except ValueError as error:
                 messages.append(f'{path}: left out, {error}')
                 continue
+            if found.experiment == 'compare' and 'runs' not in found.result['figures']:
+                continue  # a single run, which the comparison above it has in its table
             key = found.experiment, json.dumps(found.result['config'], sort_keys=True)
             other = newest.get(key)
             if other:
@@ -96,9 +98,13 @@ def to_markdown(found: Sequence[Found], messages: Sequence[str], folder: Path) -
       messages: of `collect`.
       folder: where the page will be; figures are linked from there.
     """
-    lines = ['# Stochastic attention: the paper and this implementation', '', _PREFACE]
-    for part in PARTS:
-        of_part = [x for x in found if x.experiment == part.experiment]
+    lines = ['# Stochastic attention: the paper and this implementation', '', _PREFACE, '']
+    by_part = {part: [x for x in found if x.experiment == part.experiment] for part in PARTS}
+    for part, of_part in by_part.items():
+        anchor = re.sub(r'[^\w\- ]', '', part.title.lower()).replace(' ', '-')
+        state = '' if of_part else f': {NOT_MEASURED}'
+        lines.append(f'- [{part.title}](#{anchor}){state}')
+    for part, of_part in by_part.items():
         lines += ['', f'## {part.title}']
         if not of_part:
             lines += ['', f'{NOT_MEASURED.capitalize()}: `{part.how}`']
@@ -205,9 +211,10 @@ def _pretraining(found: Sequence[Found]) -> str:
     header += ['… over full', 'paper: LAMBADA, %']
     scale = 'The paper: 360M parameters, 15B tokens, w = 256, zero-shot.'
     if runs:
+        seeds = len({run['seed'] for run in runs if run['variant'] in paper.PRETRAINING})
         scale += (
             f' Ours: {runs[0]["parameters"] / 1e6:.1f}M parameters, {runs[0]["tokens"] / 1e6:.1f}M '
-            f'tokens, {len(full)} seeds.'
+            f'tokens, {seeds} {"seed" if seeds == 1 else "seeds"}.'
         )
     return f'{scale}\n\n{markdown.table(header, *rows)}'
 
@@ -257,6 +264,31 @@ PARTS = (
     Part('Estimation and mixing', 'mixing', None, 'python -m experiments.mixing --workdir=DIR'),
     Part('Decoding', 'decoding', None, 'python -m experiments.decoding --workdir=DIR'),
     Part('The demo', 'pretrain', None, 'make demo'),
+    Part(
+        'Training steps compiled for clusters',
+        'cluster_report',
+        None,
+        'python -m experiments.cluster_report --config=configs/pretrain/paper_360m.py '
+        '--workdir=DIR',
+    ),
+    Part(
+        'Published models in the memory of a GPU',
+        'model_memory',
+        None,
+        'python -m experiments.model_memory --workdir=DIR',
+    ),
+    Part(
+        'GPU kernels, compiled',
+        'kernel_report',
+        None,
+        'python -m experiments.kernel_report --workdir=DIR',
+    ),
+    Part(
+        'Generation beside transformers',
+        'generation',
+        None,
+        'python -m experiments.generation --workdir=DIR --model=MODEL',
+    ),
 )
 _HTML = """<!doctype html>
 <html lang="en">

@@ -232,8 +232,8 @@ def collect(comparison: Comparison, workdir: Path) -> dict[str, Any]:
     """The scores of all runs that are finished.
 
     Returns:
-      JSON: runs, each with group, variant, seed and the figures of `score`; missing, the names of
-        those that aren't finished.
+      JSON: runs, each with group, variant, seed and the figures of `score`; missing, the group,
+        variant and seed of those that aren't finished.
 
     Raises:
       ValueError: if there are none, or a folder holds another run.
@@ -242,7 +242,7 @@ def collect(comparison: Comparison, workdir: Path) -> dict[str, Any]:
     for case in comparison.cases:
         result = read(folder(workdir, case), comparison.config(case))
         if result is None:
-            missing.append(f'{case.variant}, seed {case.seed}')
+            missing.append(case._asdict())
         else:
             runs.append(case._asdict() | result['figures'])
     if not runs:

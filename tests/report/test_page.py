@@ -1,6 +1,7 @@
 """The page of all results."""
 
 import json
+import re
 
 import pytest
 
@@ -42,6 +43,7 @@ def test_the_page(tmp_path):
     folder = write(tmp_path / 'results' / 'mini', 'compare', figures={'runs': runs})
     (folder / 'comparison.md').write_text('# Variants\n\n| a | b |\n|---|---|\n| 1 | 2 |\n')
     (folder / 'gates.png').write_bytes(PNG)
+    write(folder / 'full' / 'seed0', 'compare', config=1)  # a run of its own
     found, messages = page.collect([tmp_path / 'results'])
     assert messages == []
     text = page.to_markdown(found, messages, tmp_path / 'out')
@@ -52,11 +54,15 @@ def test_the_page(tmp_path):
     assert '#### Variants' in text
     assert 'revision 0123456789ab, cpu (x86_64, 2 CPUs), JAX 0.10.2, 2026-01-01.' in text
     assert 'Not measured: `python -m experiments.recall --workdir=DIR`' in text
+    assert '(#table-1-pre-training-from-scratch)\n' in text
+    assert '(#recall-against-distance): not measured\n' in text
+    assert '2 seeds.' in text
     pytest.importorskip('markdown')
     (tmp_path / 'out').mkdir()
     html = page.to_html(text, tmp_path / 'out')
     assert 'src="data:image/png;base64,iVBOR' in html
     assert '<td style="text-align: right;">54.00</td>' in html
+    assert set(re.findall(r'href="#([^"]+)"', html)) <= set(re.findall(r'id="([^"]+)"', html))
     assert 'http' not in html.replace('https://', '')
 
 

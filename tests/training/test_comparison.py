@@ -109,9 +109,11 @@ def test_runs_are_finished_once_and_reported(write_config, data_dir, tmp_path, o
     assert np.shape(scores['gates']['means']['1_sliding_window']) == (3, 2)
 
     figures = json.loads(json.dumps(comparison.collect(Comparison(path), workdir)))
-    assert figures['missing'] == ['full, seed 0', 'full, seed 1']
+    assert figures['missing'] == [
+        {'group': 'main', 'variant': 'full', 'seed': seed} for seed in (0, 1)
+    ]
     tables = comparison_tables.tables(figures)
-    assert 'Not run yet: full, seed 0; full, seed 1.' in tables
+    assert 'Not run yet: `full` (seeds 0, 1).' in tables
     assert '| `sa_swa` | 2 |' in tables
     comparison_plot.plot(figures, tmp_path)
     for name in ('variants.png', 'variants.svg', 'gates.png', 'gates.svg'):
