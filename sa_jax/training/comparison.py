@@ -41,7 +41,7 @@ class Comparison:
 
     Args:
       path: the file. `VARIANTS[group][variant]` are what it compares, `SEEDS[group]` how many
-        seeds, and `get_config(variant)` returns the configuration.
+        seeds, unless there is `SEEDS[variant]`, and `get_config(variant)` returns the configuration.
       variants: some of them; None for all.
       seeds: numbers of the seeds; None for those of SEEDS.
 
@@ -64,15 +64,15 @@ class Comparison:
             raise ValueError(
                 f'{path} has no variant {", ".join(unknown)}; expected some of {", ".join(known)}.'
             )
-        most = max(module['SEEDS'].values())
+        counts = module['SEEDS']
         # All groups' first seeds before anyone's second: figures come early.
         self.cases = [
             Case(group, variant, seed)
-            for seed in (range(most) if seeds is None else seeds)
+            for seed in (range(max(counts.values())) if seeds is None else seeds)
             for group, of_group in groups.items()
             for variant in of_group
             if (variants is None or variant in variants)
-            and (seeds is not None or seed < module['SEEDS'][group])
+            and (seeds is not None or seed < counts.get(variant, counts[group]))
         ]
 
     def config(self, case: Case) -> ConfigDict:

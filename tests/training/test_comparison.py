@@ -19,7 +19,7 @@ FILE = """
     import tiny_config
 
     VARIANTS = {{'main': {{'full': 0, 'sa_swa': 0}}, 'others': {{'swa': 0}}}}
-    SEEDS = {{'main': 2, 'others': 1}}
+    SEEDS = {{'main': 2, 'others': 0, 'swa': 1}}
 
     def get_config(variant):
         config = tiny_config.get_config(variant)
