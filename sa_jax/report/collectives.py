@@ -116,8 +116,9 @@ def _called(rest: str) -> Iterator[str]:
 
 
 def _size(kind: str, operation: str, shape: str, rest: str) -> int:
-    if operation.endswith('-start') and kind != 'all-reduce':
-        shape = _elements(shape)[1]  # behind the operand, or a tuple of them
+    # Behind the operand, or a tuple of them; a reduction's start may name its result alone.
+    if operation.endswith('-start') and (kind != 'all-reduce' or shape.startswith('((')):
+        shape = _elements(shape)[1]
     size = sum(map(_bytes, _ARRAY.findall(shape)))
     return size * _group(rest) if kind == 'reduce-scatter' else size
 

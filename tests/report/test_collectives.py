@@ -57,6 +57,8 @@ all-gather-start(%w, %v), replica_groups=[2,4]<=[4,2]T(1,0), dimensions={0}
   %done = (bf16[4096,8192]{1,0}, f32[16]{0}) all-gather-done(%start)
   %scatter = ((bf16[4096,8192]{1,0}), bf16[1024,8192]{1,0}) reduce-scatter-start(%done), \
 replica_groups=[2,4]<=[4,2]T(1,0), to_apply=%add
+  %sum-start = ((f32[8]{0}), f32[8]{0}) all-reduce-start(%x), replica_groups=[1,8]<=[8], to_apply=%add
+  %sums-start = (f32[16]{0}, f32[16]{0}) all-reduce-start(%y, %z), replica_groups=[1,8]<=[8], to_apply=%add
   ROOT %scattered = bf16[1024,8192]{1,0} reduce-scatter-done(%scatter)
 }
 """
@@ -67,6 +69,8 @@ def test_asynchronous_messages():
     assert collectives(GPU) == [
         Collective('all-gather', gathered + 16 * 4, 1),
         Collective('reduce-scatter', gathered, 1),
+        Collective('all-reduce', 2 * 16 * 4, 1),
+        Collective('all-reduce', 8 * 4, 1),
     ]
 
 
