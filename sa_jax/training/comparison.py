@@ -40,8 +40,8 @@ class Comparison:
     """What a configuration file with VARIANTS and SEEDS asks for.
 
     Args:
-      path: the file. `VARIANTS[group][variant]` are what it compares, `SEEDS[group]` how many
-        seeds, unless there is `SEEDS[variant]`, and `get_config(variant)` returns the configuration.
+      path: the file. `VARIANTS[group][variant]` are what it compares, `SEEDS[group]`, or
+        `SEEDS[variant]`, how many seeds, and `get_config(variant)` returns the configuration.
       variants: some of them; None for all.
       seeds: numbers of the seeds; None for those of SEEDS.
 

@@ -57,8 +57,10 @@ all-gather-start(%w, %v), replica_groups=[2,4]<=[4,2]T(1,0), dimensions={0}
   %done = (bf16[4096,8192]{1,0}, f32[16]{0}) all-gather-done(%start)
   %scatter = ((bf16[4096,8192]{1,0}), bf16[1024,8192]{1,0}) reduce-scatter-start(%done), \
 replica_groups=[2,4]<=[4,2]T(1,0), to_apply=%add
-  %sum-start = ((f32[8]{0}), f32[8]{0}) all-reduce-start(%x), replica_groups=[1,8]<=[8], to_apply=%add
-  %sums-start = (f32[16]{0}, f32[16]{0}) all-reduce-start(%y, %z), replica_groups=[1,8]<=[8], to_apply=%add
+  %sum-start = ((f32[8]{0}), f32[8]{0}) all-reduce-start(%x), \
+replica_groups=[1,8]<=[8], to_apply=%add
+  %sums-start = (f32[16]{0}, f32[16]{0}) all-reduce-start(%y, %z), \
+replica_groups=[1,8]<=[8], to_apply=%add
   ROOT %scattered = bf16[1024,8192]{1,0} reduce-scatter-done(%scatter)
 }
 """
