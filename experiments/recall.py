@@ -3,7 +3,7 @@
     python -m experiments.recall --workdir=runs/recall
     python -m experiments.recall --workdir=runs/recall_quick --quick
 
-A row is noise with pairs of a key and a value in it; where a key comes again, its value is to be
+A row is noise with pairs of a key and a value in it; wherever a key comes again, its value is to be
 predicted (multi-query associative recall). One decoder per pattern and seed learns it; the workdir
 receives the accuracy by distance beside the share of pairs of tokens so far apart that the same
 masks connect through all layers: result.json, recall.md, recall.png and .svg.
@@ -30,7 +30,7 @@ _WORKDIR = flags.DEFINE_string('workdir', None, 'Receives the files.', required=
 _QUICK = flags.DEFINE_boolean('quick', False, 'A few steps: whether it runs, not what is learnt.')
 _VARIANTS = flags.DEFINE_list('variants', ['full', 'swa', 'sa', 'sa_swa'], 'Patterns that learn.')
 _TOKENS = flags.DEFINE_integer('tokens', 128, 'Of a row.')
-_PAIRS = flags.DEFINE_integer('pairs', 4, 'Pairs and queries of a row.')
+_PAIRS = flags.DEFINE_integer('pairs', 2, 'Of a row.')
 _WINDOW = flags.DEFINE_integer('window', 9, 'Keys that a window spans, the query itself included.')
 _LAYERS = flags.DEFINE_integer('layers', 4, 'Of the decoders.')
 _STEPS = flags.DEFINE_integer('steps', 3000, 'Optimizer steps of each.')

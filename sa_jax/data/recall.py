@@ -11,8 +11,6 @@ import dataclasses
 
 import numpy as np
 
-_TRIES = 100
-
 
 @dataclasses.dataclass(frozen=True)
 class Recall:
@@ -20,8 +18,9 @@ class Recall:
 
     Attributes:
       length: tokens of a row, T.
-      pairs: pairs of a row, each with one query.
-      num_keys: different keys; a row has each once at most.
+      pairs: pairs of a row.
+      query_share: of the other tokens behind the first pair, how many ask for an earlier pair.
+      num_keys: different keys; a row has a pair of each at most.
       num_values: different values; guessing is right once in so many.
       num_noise: different tokens of noise.
 
@@ -30,23 +29,26 @@ class Recall:
     """
 
     length: int = 128
-    pairs: int = 4
-    num_keys: int = 32
-    num_values: int = 32
-    num_noise: int = 32
+    pairs: int = 2
+    query_share: float = 0.25
+    num_keys: int = 16
+    num_values: int = 16
+    num_noise: int = 16
 
     def __post_init__(self):
         for name, least in (('pairs', 1), ('num_keys', 1), ('num_values', 2), ('num_noise', 1)):
             if getattr(self, name) < least:
                 raise ValueError(f'{name}={getattr(self, name)}; expected at least {least}')
-        if self.length < 6 * self.pairs:
+        if not 0 < self.query_share <= 1:
+            raise ValueError(f'query_share={self.query_share}; expected more than 0, at most 1')
+        if self.length < 4 * self.pairs:
             raise ValueError(
-                f'length={self.length} for pairs={self.pairs}; expected at least 6 tokens for each'
+                f'length={self.length} for pairs={self.pairs}; expected at least 4 tokens for each'
             )
         if self.pairs > self.num_keys:
             raise ValueError(
-                f'pairs={self.pairs}; expected at most num_keys={self.num_keys}: a row has a key '
-                'once'
+                f'pairs={self.pairs}; expected at most num_keys={self.num_keys}: a row has a pair '
+                'of each'
             )
 
     @property
@@ -67,46 +69,34 @@ class Recall:
           the number of tokens back to the value, elsewhere 0.
         """
         shape = rows, self.length
-        inputs = rng.integers(self.vocab_size - self.num_noise, self.vocab_size, shape)
-        targets, distances = np.zeros((2, *shape), np.int32)
-        is_free = np.ones(shape, bool)
-        keys = rng.permuted(np.tile(np.arange(self.num_keys), (rows, 1)), axis=1)
-        for pair in range(self.pairs):
-            value_at, query_at = self._place(rng, is_free)
-            row = np.arange(rows)
-            value = self.num_keys + rng.integers(0, self.num_values, rows)
-            inputs[row, value_at - 1] = inputs[row, query_at] = keys[:, pair]
-            inputs[row, value_at] = targets[row, query_at] = value
-            distances[row, query_at] = query_at - value_at
+        row = np.arange(rows)[:, None]
+        keys = rng.permuted(np.tile(np.arange(self.num_keys), (rows, 1)), axis=1)[:, : self.pairs]
+        values = self.num_keys + rng.integers(0, self.num_values, (rows, self.pairs))
+        key_at = self._places(rng, rows)
+        # Whatever is earlier than a token can be asked for there, each pair as likely.
+        is_earlier = key_at[:, None] + 1 < np.arange(self.length)[:, None]  # [B, T, pairs]
+        asked = np.where(is_earlier, rng.random(is_earlier.shape), -1).argmax(-1)
+        is_query = is_earlier.any(-1) & (rng.random(shape) < self.query_share)
+        is_query[row, key_at] = is_query[row, key_at + 1] = False
+
+        noise = rng.integers(self.vocab_size - self.num_noise, self.vocab_size, shape)
+        inputs = np.where(is_query, keys[row, asked], noise)
+        inputs[row, key_at], inputs[row, key_at + 1] = keys, values
+        value_at = key_at[row, asked] + 1
         return {
             'inputs': inputs.astype(np.int32),
-            'targets': targets,
+            'targets': np.where(is_query, values[row, asked], 0).astype(np.int32),
             'segment_ids': np.ones(shape, np.int32),
             'positions': np.tile(np.arange(self.length, dtype=np.int32), (rows, 1)),
-            'weights': (distances > 0).astype(np.float32),
+            'weights': is_query.astype(np.float32),
             'example_ids': np.arange(rows, dtype=np.int32),
-            'distances': distances,
+            'distances': np.where(is_query, np.arange(self.length) - value_at, 0),
         }
 
-    def _place(self, rng, is_free) -> tuple[np.ndarray, np.ndarray]:
-        """Where the value and the query of a pair go in each row; takes their slots.
-
-        All distances from 1 to T - 2 are as likely, but for those that don't fit any more.
-        """
-        rows = len(is_free)
-        value_at, query_at = np.zeros((2, rows), int)
-        open_rows = np.arange(rows)
-        for _ in range(_TRIES):
-            distance = rng.integers(1, self.length - 1, len(open_rows))
-            at = 1 + (rng.random(len(open_rows)) * (self.length - 1 - distance)).astype(int)
-            slots = np.stack([at - 1, at, at + distance], axis=1)
-            fits = is_free[open_rows[:, None], slots].all(1)
-            placed = open_rows[fits]
-            value_at[placed], query_at[placed] = at[fits], (at + distance)[fits]
-            is_free[placed[:, None], slots[fits]] = False
-            open_rows = open_rows[~fits]
-            if not len(open_rows):
-                return value_at, query_at
-        raise ValueError(
-            f'{self.pairs} pairs found no room in {self.length} tokens; make rows longer'
-        )
+    def _places(self, rng, rows) -> np.ndarray:
+        """Where the keys of the pairs are, [B, pairs]; more often early, for the far queries."""
+        slots = self.length // 2 - 1
+        likelihood = 1 / np.sqrt(1 + np.arange(slots))
+        # The largest of these are a draw without replacement, as likely as they should be.
+        scores = np.log(rng.random((rows, slots))) / likelihood
+        return 2 * np.argsort(-scores, axis=1)[:, : self.pairs]

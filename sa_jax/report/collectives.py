@@ -136,11 +136,16 @@ def _elements(shape: str) -> list[str]:
 
 
 def _group(rest: str) -> int:
-    """How many devices take part in a message."""
-    listed = re.search(r'replica_groups=\{\{([\d,]*)\}', rest)
-    if listed:
+    """How many devices take part in a message: groups are listed, counted, or axes of a mesh."""
+    if listed := re.search(r'replica_groups=\{\{([\d,]*)\}', rest):
         return len(listed[1].split(','))
-    return int(re.search(r'replica_groups=\[\d+,(\d+)\]', rest)[1])
+    if counted := re.search(r'replica_groups=\[\d+,(\d+)\]', rest):
+        return int(counted[1])
+    if mesh := re.search(r'replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}', rest):
+        sizes = dict(re.findall(r"'([^']+)'=(\d+)", mesh[1]))
+        axes = re.findall(r"'([^']+)'(?::\(\d+\)(\d+))?", mesh[2])
+        return math.prod(int(part or sizes[name]) for name, part in axes)
+    raise ValueError(f'how many devices take part is unknown: {rest[:200]}')
 
 
 def _bytes(array: tuple[str, str]) -> int:

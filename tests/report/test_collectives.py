@@ -76,6 +76,21 @@ def test_asynchronous_messages():
     ]
 
 
+@pytest.mark.parametrize(
+    ('groups', 'devices'),
+    [
+        ('{{0,1,2},{3,4,5}}', 3),
+        ('[2,4]<=[8]', 4),
+        ("mesh['a'=8,'b'=2] {'a','b'}", 16),
+        ("mesh['a'=8,'b'=2] {'a':(2)4}", 4),
+    ],
+)
+def test_how_many_devices_take_part(groups, devices):
+    text = 'ENTRY %main (x: f32[4]) -> f32[2] {\n  %y = f32[2] reduce-scatter(%x), channel_id=1, '
+    text += f'replica_groups={groups}, to_apply=%add\n}}'
+    assert collectives(text) == [Collective('reduce-scatter', 8 * devices, 1)]
+
+
 def test_errors():
     with pytest.raises(ValueError, match='no ENTRY'):
         collectives('')

@@ -1,13 +1,19 @@
 """Training steps compiled for clusters that aren't here."""
 
+import jax
 import pytest
 
+from configs.pretrain import demo, paper_360m
 from sa_jax.report import gpu_compile, step_compile
 from sa_jax.report.collectives import Collective
 from sa_jax.report.gpu_compile import CARDS, Compiled
+from sa_jax.training.program import build_program
 
 GIB = 2**30
-PARAMETERS = 1_480_000  # of the demo, at least
+
+
+def parameters(config):
+    return build_program(config, jax.devices()[:1]).abstract_state.params
 
 
 def test_table():
@@ -27,6 +33,7 @@ def test_table():
 @pytest.mark.skipif(gpu_compile.missing() is not None, reason=str(gpu_compile.missing()))
 def test_copies_of_a_model_exchange_its_gradients():
     config = 'configs/pretrain/demo.py'
+    size = 4 * sum(x.size for x in jax.tree.leaves(parameters(demo.get_config('swa'))))
     work = [
         step_compile.program(config, 'swa', topology, {'training.batch_size': 4} | changes)
         for topology, changes in (
@@ -41,7 +48,30 @@ def test_copies_of_a_model_exchange_its_gradients():
     assert alone.collectives == ()
     sent = step_compile.describe(copies)['messages']
     assert set(sent) == {'all-reduce'}
-    assert sent['all-reduce']['bytes'] >= 4 * PARAMETERS
+    assert sent['all-reduce']['bytes'] == pytest.approx(size, rel=1e-4)
     # A quarter of the parameters and of both moments on each card, which gathers the rest.
     assert shards.aliased < 0.3 * copies.aliased
-    assert step_compile.describe(shards)['messages']['all-gather']['bytes'] >= 4 * PARAMETERS
+    lookup = 4 * parameters(demo.get_config('swa'))['embedding'].size  # is done in the shards
+    gathered = step_compile.describe(shards)['messages']['all-gather']['bytes']
+    assert size - lookup <= gathered <= 2 * size
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(gpu_compile.missing() is not None, reason=str(gpu_compile.missing()))
+def test_the_papers_batch_fits_eight_cards_and_nothing_needless_is_sent():
+    step = step_compile.program(
+        'configs/pretrain/paper_360m.py', 'sa_swa', '1x1x8', {'training.gradient_accumulation': 1}
+    )
+    (compiled,) = gpu_compile.compile_for(CARDS['h200'], [step])
+    assert compiled.error is None
+    assert compiled.peak < 0.9 * CARDS['h200'].memory
+    params = parameters(paper_360m.get_config('sa_swa'))
+    attention = params['layers']['attention']
+    gates = attention['path_gate_kernel'].size + attention['path_gate_bias'].size
+    embedding = params['embedding'].size
+    total = sum(x.size for x in jax.tree.leaves(params))
+    # Gradients in bfloat16; in float32 those of gates and, of lookup and logits apart, embedding.
+    expected = 2 * (total - gates - embedding) + 4 * gates + 2 * 4 * embedding
+    sent = step_compile.describe(compiled)['messages']
+    assert set(sent) == {'all-reduce'}
+    assert sent['all-reduce']['bytes'] == pytest.approx(expected, rel=1e-4)

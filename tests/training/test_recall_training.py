@@ -57,7 +57,7 @@ def test_learns_where_it_reaches_and_guesses_beyond():
     assert np.mean(losses[-20:]) < np.mean(losses[:20]) - 0.05
     edges = [1, 5, 15, 23]
     accuracy, count = accuracy_by_distance(model, RECALL, edges, batches=4, draws=1, seed=0)
-    assert count.sum() == 4 * 256 * 2
+    assert count.min() > 200
     assert accuracy[0] > 0.6
     # Seven tokens a layer: fifteen are out of reach, and guessing is right half of the time.
     error = 0.5 / np.sqrt(count[2])
