@@ -6,7 +6,8 @@
 A row is noise with pairs of a key and a value in it; wherever a key comes again, its value is to be
 predicted (multi-query associative recall). One decoder per pattern and seed learns it; the workdir
 receives the accuracy by distance beside the share of pairs of tokens so far apart that the same
-masks connect through all layers: result.json, recall.md, recall.png and .svg.
+masks connect through all layers: result.json, recall.md, recall.png and .svg. The same command goes
+on behind the last decoder that was finished.
 """
 
 import json
@@ -23,6 +24,7 @@ from sa_jax.analysis.coverage import receptive_fields, share_by_distance
 from sa_jax.data.recall import Recall
 from sa_jax.models.config import DecoderConfig
 from sa_jax.report import recall_report
+from sa_jax.training.files import write_atomically
 from sa_jax.training.recall import accuracy_by_distance, learn
 from sa_jax.training.results import write_result
 
@@ -33,9 +35,9 @@ _TOKENS = flags.DEFINE_integer('tokens', 128, 'Of a row.')
 _PAIRS = flags.DEFINE_integer('pairs', 2, 'Of a row.')
 _WINDOW = flags.DEFINE_integer('window', 9, 'Keys that a window spans, the query itself included.')
 _LAYERS = flags.DEFINE_integer('layers', 4, 'Of the decoders.')
-_STEPS = flags.DEFINE_integer('steps', 3000, 'Optimizer steps of each.')
-_ROWS = flags.DEFINE_integer('rows', 64, 'Of a step.')
-_SEEDS = flags.DEFINE_integer('seeds', 1, 'Decoders of each pattern.')
+_STEPS = flags.DEFINE_integer('steps', 1500, 'Optimizer steps of each.')
+_ROWS = flags.DEFINE_integer('rows', 32, 'Of a step.')
+_SEEDS = flags.DEFINE_integer('seeds', 3, 'Decoders of each pattern.')
 _DRAWS = flags.DEFINE_integer('draws', 8, 'Permutations over which accuracy is averaged.')
 
 _PATHS = {
@@ -111,59 +113,81 @@ def bins(tokens: int, window: int, layers: int) -> list[int]:
     return sorted(edges | ({beyond} if beyond < tokens - 1 else set()))
 
 
+def measure(variant: str, seed: int, recall: Recall, steps: int, draws: int) -> dict:
+    """Trains a decoder; its accuracy by distance, JSON."""
+    with tqdm(total=steps, desc=f'{variant}, seed {seed}', disable=None) as bar:
+
+        def on_step(loss):
+            bar.set_postfix(loss=f'{loss:.3f}', refresh=False)
+            bar.update()
+
+        model = learn(
+            decoder(variant, recall.vocab_size),
+            recall,
+            optimizer(),
+            steps=steps,
+            rows=_ROWS.value,
+            seed=seed,
+            on_step=on_step,
+        )
+    edges = bins(_TOKENS.value, _WINDOW.value, _LAYERS.value)
+    accuracy, count = accuracy_by_distance(model, recall, edges, batches=8, draws=draws, seed=seed)
+    return {
+        'variant': variant,
+        'seed': seed,
+        'accuracy': accuracy.tolist(),
+        'queries': count.tolist(),
+    }
+
+
+def measured(path: Path, settings: dict) -> dict | None:
+    """What an earlier call has measured of a case.
+
+    Raises:
+      ValueError: under other settings.
+    """
+    if not path.exists():
+        return None
+    found = json.loads(path.read_text())
+    if found['settings'] != settings:
+        raise ValueError(
+            f'{path} was measured with {found["settings"]}, not {settings}; choose another --workdir'
+        )
+    return found['case']
+
+
 def main(argv: list[str]) -> None:
     """Trains, measures, and writes the files."""
     if len(argv) > 1:
         raise app.UsageError(f'Unexpected arguments: {" ".join(argv[1:])}')
     steps, draws = (20, 1) if _QUICK.value else (_STEPS.value, _DRAWS.value)
+    settings = {'tokens': _TOKENS.value, 'pairs': _PAIRS.value, 'window': _WINDOW.value}
+    settings |= {'layers': _LAYERS.value, 'steps': steps, 'rows': _ROWS.value, 'draws': draws}
+    workdir = Path(_WORKDIR.value).expanduser()
+    cases = []
     try:
         if unknown := [x for x in _VARIANTS.value if x not in _PATHS]:
             raise ValueError(f'--variants={",".join(unknown)}; expected of {", ".join(_PATHS)}')
         recall = Recall(length=_TOKENS.value, pairs=_PAIRS.value)
-        configs = {x: decoder(x, recall.vocab_size) for x in _VARIANTS.value}
+        (workdir / 'cases').mkdir(parents=True, exist_ok=True)
+        for seed in range(_SEEDS.value):
+            for variant in _VARIANTS.value:
+                path = workdir / 'cases' / f'{variant}-{seed}.json'
+                case = measured(path, settings)
+                if case is None:
+                    case = measure(variant, seed, recall, steps, draws)
+                    write_atomically(path, json.dumps({'settings': settings, 'case': case}))
+                cases.append(case)
     except ValueError as error:
         raise app.UsageError(str(error)) from error
     edges = bins(_TOKENS.value, _WINDOW.value, _LAYERS.value)
-    cases = []
-    for variant, config in configs.items():
-        for seed in range(_SEEDS.value):
-            with tqdm(total=steps, desc=f'{variant}, seed {seed}', disable=None) as bar:
-
-                def on_step(loss, bar=bar):
-                    bar.set_postfix(loss=f'{loss:.3f}', refresh=False)
-                    bar.update()
-
-                model = learn(
-                    config,
-                    recall,
-                    optimizer(),
-                    steps=steps,
-                    rows=_ROWS.value,
-                    seed=seed,
-                    on_step=on_step,
-                )
-            accuracy, count = accuracy_by_distance(
-                model, recall, edges, batches=8, draws=draws, seed=seed
-            )
-            cases.append(
-                {
-                    'variant': variant,
-                    'seed': seed,
-                    'accuracy': accuracy.tolist(),
-                    'queries': count.tolist(),
-                }
-            )
     figures = {
         'edges': edges,
         'chance': 1 / recall.num_values,
-        'reach': {variant: reach(variant, edges) for variant in configs},
+        'reach': {variant: reach(variant, edges) for variant in _VARIANTS.value},
         'swa_reach': _LAYERS.value * (_WINDOW.value - 1),
         'cases': cases,
     }
-    workdir = Path(_WORKDIR.value).expanduser()
-    workdir.mkdir(parents=True, exist_ok=True)
-    settings = {'tokens': _TOKENS.value, 'pairs': _PAIRS.value, 'window': _WINDOW.value}
-    settings |= {'layers': _LAYERS.value, 'steps': steps, 'rows': _ROWS.value}
     write_result(
         workdir / 'result.json',
         config=settings,
