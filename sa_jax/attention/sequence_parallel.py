@@ -5,8 +5,8 @@ every token to the device that holds its slot (one all-to-all), borrows half a w
 the neighbours (the halo), attends, and sends the outputs back: O(n·d/P) bytes a device, however far
 apart the tokens of a window are. Sliding-window attention needs the halo alone.
 
-What is O(n) without d, the permutation and the segment ids, is on every device. Each device
-runs the function of `sa_jax.attention` on its tokens, with any implementation. `jax.shard_map` needs
+What is O(n) without d, the permutation and the segment ids, is on every device. Each device runs
+the function of `sa_jax.attention` on its tokens, with any implementation; `jax.shard_map` needs
 `check_vma=False`.
 """
 
@@ -67,10 +67,9 @@ def stochastic_attention(
       permutation_key: a typed key `[]` or `[B]` to draw it from instead, the same on all devices.
       is_causal: whether a query sees only tokens up to its own.
       segment_ids: `[B, T]`, all of them on each device.
-      capacity: tokens sent between two devices; more than that makes all devices gather all
-        tokens, which is as exact but O(n·d). By default `pair_capacity`, which suits a draw over
-        the whole sequence; documents that stay on their device need less, those that move as one
-        need more.
+      capacity: tokens sent between two devices. Where a permutation moves more, all tokens visit
+        all devices instead, which is as exact but sends O(n·d). By default `pair_capacity`, which
+        suits a draw over the whole sequence; documents that move as one need more.
       scale: factor of the logits; 1/√H by default.
       logits_soft_cap: c in c·tanh(logits / c).
       sink_logits: `[N]`.
@@ -297,13 +296,24 @@ def _move(axis_name, x, route, inverse):
         received = received.reshape(batch, -1, *x.shape[2:])
         return permutations.take_rows(jnp.concatenate([received, x], axis=1), route.taken)
 
-    def gather(x):
-        whole = lax.all_gather(x, axis_name, axis=1, tiled=True)
-        return permutations.take_rows(whole, route.source)
+    def pass_round(x):
+        # Each device's rows visit all others: more messages, but never more memory.
+        shard, devices = x.shape[1], lax.axis_size(axis_name)
+        pairs = [(i, (i - 1) % devices) for i in range(devices)]
+
+        def visit(hop, carry):
+            rows, found = carry
+            own = route.source - (lax.axis_index(axis_name) + hop) % devices * shard
+            is_here = (own >= 0) & (own < shard)
+            is_here = is_here.reshape(*is_here.shape, *(1,) * (x.ndim - 2))
+            found = jnp.where(is_here, permutations.take_rows(rows, own.clip(0, shard - 1)), found)
+            return lax.ppermute(rows, axis_name, pairs), found
+
+        return lax.fori_loop(0, devices, visit, (x, jnp.zeros_like(x)))[1]
 
     if route.sent.shape[2] == x.shape[1]:
         return send(x)
-    return lax.cond(route.is_exceeded, gather, send, x)
+    return lax.cond(route.is_exceeded, pass_round, send, x)
 
 
 def _move_forward(axis_name, x, route, inverse):
