@@ -15,7 +15,7 @@ from sa_jax.training.checkpoints import Checkpoints
 from sa_jax.training.configuration import to_json
 from sa_jax.training.inputs import load_inputs
 from sa_jax.training.program import build_program
-from sa_jax.training.trainer import check_workdir, claim_workdir
+from sa_jax.training.workdir import check_workdir, claim_workdir
 
 
 def is_run(path: Path) -> bool:
