@@ -4,10 +4,10 @@
     python -m experiments.recall --workdir=runs/recall_quick --quick
 
 A row is noise with pairs of a key and a value in it; wherever their key stands later, the value is
-to be predicted (multi-query associative recall). One decoder per pattern and seed learns it; the workdir
-receives the accuracy by distance beside the share of pairs of tokens so far apart that the same
-masks connect through all layers: result.json, recall.md, recall.png and .svg. The same command goes
-on behind the last decoder that was finished.
+to be predicted (multi-query associative recall). One decoder per pattern and seed learns it. The workdir receives
+the accuracy by distance, beside the share of pairs of tokens so far apart that the same masks connect
+through all layers: result.json, recall.md, recall.png and .svg. The same command goes on behind the
+last decoder that was finished.
 """
 
 import json
@@ -49,13 +49,13 @@ _PATHS = {
 _WALKED = 64  # draws of all permutations whose reach is averaged
 
 
-def optimizer() -> ConfigDict:
+def optimizer(steps: int) -> ConfigDict:
     """As a run's, with what suits rows that never come twice."""
     return ConfigDict(
         {
             'learning_rate': 3e-3,
             'schedule': 'cosine',
-            'warmup_steps': min(200, _STEPS.value // 4),
+            'warmup_steps': min(200, steps // 4),
             'final_fraction': 0.05,
             'beta1': 0.9,
             'beta2': 0.95,
@@ -124,7 +124,7 @@ def measure(variant: str, seed: int, recall: Recall, steps: int, draws: int) -> 
         model = learn(
             decoder(variant, recall.vocab_size),
             recall,
-            optimizer(),
+            optimizer(steps),
             steps=steps,
             rows=_ROWS.value,
             seed=seed,
@@ -151,7 +151,7 @@ def measured(path: Path, settings: dict) -> dict | None:
     found = json.loads(path.read_text())
     if found['settings'] != settings:
         raise ValueError(
-            f'{path} was measured with {found["settings"]}, not {settings}; choose another --workdir'
+            f'{path} has the settings {found["settings"]}, not {settings}; choose another --workdir'
         )
     return found['case']
 
