@@ -4,10 +4,10 @@
     python -m experiments.recall --workdir=runs/recall_quick --quick
 
 A row is noise with pairs of a key and a value in it; wherever their key stands later, the value is
-to be predicted (multi-query associative recall). One decoder per pattern and seed learns it. The workdir receives
-the accuracy by distance, beside the share of pairs of tokens so far apart that the same masks connect
-through all layers: result.json, recall.md, recall.png and .svg. The same command goes on behind the
-last decoder that was finished.
+to be predicted (multi-query associative recall). One decoder per pattern and seed learns it. The
+workdir receives the accuracy by distance, beside the share of pairs of tokens so far apart that the
+same masks connect through all layers: result.json, recall.md, recall.png and .svg. The same command
+goes on behind the last decoder that was finished.
 """
 
 import json
