@@ -3,11 +3,11 @@
     python -m experiments.recall --workdir=runs/recall
     python -m experiments.recall --workdir=runs/recall_quick --quick
 
-A row is noise with pairs of a key and a value in it; wherever a key comes again, its value is to be
-predicted (multi-query associative recall). One decoder per pattern and seed learns it; the workdir
-receives the accuracy by distance beside the share of pairs of tokens so far apart that the same
-masks connect through all layers: result.json, recall.md, recall.png and .svg. The same command goes
-on behind the last decoder that was finished.
+A row is noise with pairs of a key and a value in it; wherever their key stands later, the value is
+to be predicted (multi-query associative recall). One decoder per pattern and seed learns it. The
+workdir receives the accuracy by distance, beside the share of pairs of tokens so far apart that the
+same masks connect through all layers: result.json, recall.md, recall.png and .svg. The same command
+goes on behind the last decoder that was finished.
 """
 
 import json
@@ -35,7 +35,7 @@ _TOKENS = flags.DEFINE_integer('tokens', 128, 'Of a row.')
 _PAIRS = flags.DEFINE_integer('pairs', 2, 'Of a row.')
 _WINDOW = flags.DEFINE_integer('window', 9, 'Keys that a window spans, the query itself included.')
 _LAYERS = flags.DEFINE_integer('layers', 4, 'Of the decoders.')
-_STEPS = flags.DEFINE_integer('steps', 1500, 'Optimizer steps of each.')
+_STEPS = flags.DEFINE_integer('steps', 2000, 'Optimizer steps of each.')
 _ROWS = flags.DEFINE_integer('rows', 32, 'Of a step.')
 _SEEDS = flags.DEFINE_integer('seeds', 3, 'Decoders of each pattern.')
 _DRAWS = flags.DEFINE_integer('draws', 8, 'Permutations over which accuracy is averaged.')
@@ -49,13 +49,13 @@ _PATHS = {
 _WALKED = 64  # draws of all permutations whose reach is averaged
 
 
-def optimizer() -> ConfigDict:
+def optimizer(steps: int) -> ConfigDict:
     """As a run's, with what suits rows that never come twice."""
     return ConfigDict(
         {
             'learning_rate': 3e-3,
             'schedule': 'cosine',
-            'warmup_steps': min(200, _STEPS.value // 4),
+            'warmup_steps': min(200, steps // 4),
             'final_fraction': 0.05,
             'beta1': 0.9,
             'beta2': 0.95,
@@ -109,8 +109,8 @@ def reach(variant: str, edges: list[int]) -> list[float]:
 def bins(tokens: int, window: int, layers: int) -> list[int]:
     """Edges of bins of distances, of which one is the first that SWA doesn't reach."""
     beyond = layers * (window - 1) + 1
-    edges = {1, *range(1, tokens - 1, max(1, (window - 1) // 2)), tokens - 1}
-    return sorted(edges | ({beyond} if beyond < tokens - 1 else set()))
+    edges = {*range(1, tokens, max(1, window - 1)), tokens}
+    return sorted(edges | ({beyond} if beyond < tokens else set()))
 
 
 def measure(variant: str, seed: int, recall: Recall, steps: int, draws: int) -> dict:
@@ -124,7 +124,7 @@ def measure(variant: str, seed: int, recall: Recall, steps: int, draws: int) -> 
         model = learn(
             decoder(variant, recall.vocab_size),
             recall,
-            optimizer(),
+            optimizer(steps),
             steps=steps,
             rows=_ROWS.value,
             seed=seed,
@@ -151,7 +151,7 @@ def measured(path: Path, settings: dict) -> dict | None:
     found = json.loads(path.read_text())
     if found['settings'] != settings:
         raise ValueError(
-            f'{path} was measured with {found["settings"]}, not {settings}; choose another --workdir'
+            f'{path} has the settings {found["settings"]}, not {settings}; choose another --workdir'
         )
     return found['case']
 

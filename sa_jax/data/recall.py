@@ -1,8 +1,9 @@
 """Multi-query associative recall, with the distance to what is recalled under control.
 
-A row is noise but for pairs of a key and its value, side by side, and for queries: keys that come
-again, behind which their value is to be predicted. Values and noise are drawn anew for each row, so
-that nothing but attention to the pair tells the value.
+A row is noise but for pairs of a key and a value and for queries: keys, behind which the value of
+their pair is to be predicted. Pairs and noise are drawn anew for each row, so that nothing but
+attention to the pair tells the value. A pair is one token, so that reach alone is in question: no
+layer has to bind a value to the key in front of it.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ class Recall:
 
     @property
     def vocab_size(self) -> int:
-        """Keys first, then values, then noise."""
-        return self.num_keys + self.num_values + self.num_noise
+        """Keys first, then values, then noise, then pairs."""
+        return self.num_keys + self.num_values + self.num_noise + self.num_keys * self.num_values
 
     def batch(self, rng: np.random.Generator, rows: int) -> dict[str, np.ndarray]:
         """Makes rows.
@@ -66,37 +67,36 @@ class Recall:
         Returns:
           What a training step takes, `[B, T]` each: inputs, targets, segment_ids, positions and
           weights, which are 1 at the queries; example_ids `[B]`; and distances `[B, T]`, at a query
-          the number of tokens back to the value, elsewhere 0.
+          the number of tokens back to the pair, elsewhere 0.
         """
         shape = rows, self.length
         row = np.arange(rows)[:, None]
         keys = rng.permuted(np.tile(np.arange(self.num_keys), (rows, 1)), axis=1)[:, : self.pairs]
-        values = self.num_keys + rng.integers(0, self.num_values, (rows, self.pairs))
-        key_at = self._places(rng, rows)
+        values = rng.integers(0, self.num_values, (rows, self.pairs))
+        pair_at = self._places(rng, rows)
         # Whatever is earlier than a token can be asked for there, each pair as likely.
-        is_earlier = key_at[:, None] + 1 < np.arange(self.length)[:, None]  # [B, T, pairs]
+        is_earlier = pair_at[:, None] < np.arange(self.length)[:, None]  # [B, T, pairs]
         asked = np.where(is_earlier, rng.random(is_earlier.shape), -1).argmax(-1)
         is_query = is_earlier.any(-1) & (rng.random(shape) < self.query_share)
-        is_query[row, key_at] = is_query[row, key_at + 1] = False
+        is_query[row, pair_at] = False
 
-        noise = rng.integers(self.vocab_size - self.num_noise, self.vocab_size, shape)
+        first_noise = self.num_keys + self.num_values
+        noise = rng.integers(first_noise, first_noise + self.num_noise, shape)
         inputs = np.where(is_query, keys[row, asked], noise)
-        inputs[row, key_at], inputs[row, key_at + 1] = keys, values
-        value_at = key_at[row, asked] + 1
+        inputs[row, pair_at] = first_noise + self.num_noise + keys * self.num_values + values
         return {
             'inputs': inputs.astype(np.int32),
-            'targets': np.where(is_query, values[row, asked], 0).astype(np.int32),
+            'targets': np.where(is_query, self.num_keys + values[row, asked], 0).astype(np.int32),
             'segment_ids': np.ones(shape, np.int32),
             'positions': np.tile(np.arange(self.length, dtype=np.int32), (rows, 1)),
             'weights': is_query.astype(np.float32),
             'example_ids': np.arange(rows, dtype=np.int32),
-            'distances': np.where(is_query, np.arange(self.length) - value_at, 0),
+            'distances': np.where(is_query, np.arange(self.length) - pair_at[row, asked], 0),
         }
 
     def _places(self, rng, rows) -> np.ndarray:
-        """Where the keys of the pairs are, [B, pairs]; more often early, for the far queries."""
-        slots = self.length // 2 - 1
-        likelihood = 1 / np.sqrt(1 + np.arange(slots))
+        """Where the pairs are, [B, pairs]; more often early, for the far queries."""
+        likelihood = 1 / np.sqrt(1 + np.arange(self.length - 1))
         # The largest of these are a draw without replacement, as likely as they should be.
-        scores = np.log(rng.random((rows, slots))) / likelihood
-        return 2 * np.argsort(-scores, axis=1)[:, : self.pairs]
+        scores = np.log(rng.random((rows, self.length - 1))) / likelihood
+        return np.argsort(-scores, axis=1)[:, : self.pairs]

@@ -10,32 +10,30 @@ def test_rows():
     recall = Recall(length=40, pairs=3, query_share=0.5, num_keys=8, num_values=4, num_noise=5)
     batch = recall.batch(np.random.default_rng(0), 300)
     row, query_at = np.nonzero(batch['weights'])
-    value_at = query_at - batch['distances'][row, query_at]
+    pair_at = query_at - batch['distances'][row, query_at]
     inputs, targets = batch['inputs'], batch['targets']
-    np.testing.assert_array_equal(inputs[row, value_at], targets[row, query_at])
-    np.testing.assert_array_equal(inputs[row, value_at - 1], inputs[row, query_at])
-    assert ((targets[row, query_at] >= 8) & (targets[row, query_at] < 12)).all()
+    pairs = inputs[row, pair_at] - 17  # behind 8 keys, 4 values and 5 kinds of noise
+    np.testing.assert_array_equal(pairs // 4, inputs[row, query_at])
+    np.testing.assert_array_equal(8 + pairs % 4, targets[row, query_at])
     # Three pairs of different keys, and queries; all else is noise.
-    is_value = (inputs >= 8) & (inputs < 12)
-    assert (is_value.sum(1) == 3).all()
-    keys = inputs[:, :-1][is_value[:, 1:]].reshape(300, 3)
-    assert (np.diff(np.sort(keys), axis=1) > 0).all()
-    is_query = batch['weights'] == 1
-    np.testing.assert_array_equal((inputs < 8).sum(1), 3 + is_query.sum(1))
-    assert (inputs[is_query] < 8).all()
-    assert inputs.max() == recall.vocab_size - 1
-    # Of the tokens behind a pair that belong to none, half ask, each distance somewhere.
-    first = is_value.argmax(1)
-    others = (np.arange(40) > first[:, None]).sum() - 4 * 300
+    is_pair, is_query = inputs >= 17, batch['weights'] == 1
+    assert (is_pair.sum(1) == 3).all()
+    keys = np.sort((inputs[is_pair].reshape(300, 3) - 17) // 4)
+    assert (np.diff(keys) > 0).all()
+    np.testing.assert_array_equal(inputs < 8, is_query)
+    assert set(inputs[~is_pair & ~is_query]) == set(range(12, 17))
+    assert inputs.max() < recall.vocab_size == 17 + 8 * 4
+    # Of the tokens behind a pair that are none, half ask, each distance somewhere.
+    others = (np.arange(40) > is_pair.argmax(1)[:, None]).sum() - 2 * 300
     assert abs(is_query.sum() / others - 0.5) < 0.03
-    assert set(batch['distances'][is_query]) == set(range(1, 39))
+    assert set(batch['distances'][is_query]) == set(range(1, 40))
 
 
 def test_pairs_before_a_query_are_as_likely():
     recall = Recall(length=40, pairs=2, query_share=1.0)
     batch = recall.batch(np.random.default_rng(1), 2000)
-    is_value = (batch['inputs'] >= 16) & (batch['inputs'] < 32)
-    nearest = is_value[:, ::-1].argmax(1)  # tokens from the row's last to its nearest value
+    is_pair = batch['inputs'] >= 48
+    nearest = is_pair[:, ::-1].argmax(1)  # tokens from the row's last to its nearest pair
     asks = batch['weights'][:, -1] == 1
     asks_nearest = batch['distances'][asks, -1] == nearest[asks]
     assert abs(asks_nearest.mean() - 0.5) < 0.06
