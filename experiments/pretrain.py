@@ -3,15 +3,16 @@
     python -m experiments.pretrain --config=configs/pretrain/demo.py --workdir=runs/demo
 
 The same command continues a run that was stopped or killed. `--config.SECTION.FIELD=VALUE`
-overrides a field, `--dry_run` describes the run and stops.
+overrides a field, `--dry_run` describes the run and stops. On several hosts start it on each, with
+`--multi_host`; docs/scaling.md says more.
 """
 
 from pathlib import Path
 
-import jax
 from absl import app, flags, logging
 from ml_collections import config_flags
 
+from sa_jax.training import cluster
 from sa_jax.training.configuration import parse_flags
 from sa_jax.training.dry_run import describe
 from sa_jax.training.finish import finish
@@ -25,9 +26,6 @@ _DATA_DIR = flags.DEFINE_string(
 _DRY_RUN = flags.DEFINE_boolean(
     'dry_run', False, 'Print parameters, FLOPs, memory and shardings, and stop.'
 )
-_MULTI_HOST = flags.DEFINE_boolean(
-    'multi_host', False, 'Join the other processes of a cluster that JAX recognises.'
-)
 
 
 def main(argv: list[str]) -> None:
@@ -36,8 +34,10 @@ def main(argv: list[str]) -> None:
         raise app.UsageError(f'Unexpected arguments: {" ".join(argv[1:])}')
     # Below warnings, Orbax reports every file it writes.
     logging.set_verbosity(logging.WARNING)
-    if _MULTI_HOST.value:
-        jax.distributed.initialize()
+    try:
+        cluster.join()
+    except ValueError as error:
+        raise app.UsageError(str(error)) from error
     config = _CONFIG.value.lock()
     if _DRY_RUN.value:
         print(describe(config))

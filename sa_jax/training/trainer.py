@@ -175,9 +175,9 @@ class _Loop:
         compiled_step = self._program.compile_step()
         self._throughput.restart()
         for step in range(start + 1, training.steps + 1):
+            batch = self._program.place_batch(next(self._batches))
             # An accidental copy between host and device in here would stall every step.
             with jax.transfer_guard('disallow'):
-                batch = self._program.place_batch(next(self._batches))
                 state, metrics = compiled_step(state, batch)
             self._pending.append((step, metrics))
             last = step == training.steps
