@@ -7,6 +7,8 @@ overrides a field, `--dry_run` describes the run and stops. On several hosts sta
 `--multi_host`; docs/scaling.md says more.
 """
 
+import os
+import sys
 from pathlib import Path
 
 from absl import app, flags, logging
@@ -17,6 +19,7 @@ from sa_jax.training.configuration import parse_flags
 from sa_jax.training.dry_run import describe
 from sa_jax.training.finish import finish
 from sa_jax.training.trainer import StopOnSigterm, train
+from sa_jax.training.workdir import DiskFullError
 
 _CONFIG = config_flags.DEFINE_config_file('config', None, 'The configuration file.')
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Receives checkpoints, metrics and plots.')
@@ -46,7 +49,11 @@ def main(argv: list[str]) -> None:
         raise app.UsageError('--workdir says where the run is kept; it is missing.')
     workdir = Path(_WORKDIR.value).expanduser()
     with StopOnSigterm() as stop:
-        run = train(config, workdir, Path(_DATA_DIR.value).expanduser(), stop=stop)
+        try:
+            run = train(config, workdir, Path(_DATA_DIR.value).expanduser(), stop=stop)
+        except DiskFullError as error:
+            print(error, file=sys.stderr, flush=True)
+            os._exit(1)  # the ends of the threads that were writing would bury the message
         if not run.finished:
             print(f'Stopped as asked; the same command continues from {run.checkpoint}.')
             return

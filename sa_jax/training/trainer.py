@@ -22,7 +22,12 @@ from sa_jax.training.inputs import Inputs, load_inputs
 from sa_jax.training.metrics import MetricsWriter, Progress, Throughput
 from sa_jax.training.program import Program, build_program
 from sa_jax.training.step import TrainState
-from sa_jax.training.workdir import check_workdir, claim_workdir, locked
+from sa_jax.training.workdir import (
+    check_workdir,
+    claim_workdir,
+    full_disk_reported,
+    locked,
+)
 
 
 class NonFiniteError(FloatingPointError):
@@ -90,12 +95,14 @@ def train(
     Raises:
       ValueError: if the configuration doesn't fit itself, the devices, the data or the workdir.
       NonFiniteError: if a loss, gradient or parameter isn't finite; nothing is saved then.
+      DiskFullError: if there is no space left in the workdir.
     """
     program = build_program(config, devices)
     inputs = load_inputs(config, data_dir)
     batches = inputs.training_batches()
     check_workdir(workdir, config)
     with (
+        full_disk_reported(workdir),
         locked(workdir),
         contextlib.closing(
             Checkpoints(workdir / 'checkpoints', config.training.keep_checkpoints)

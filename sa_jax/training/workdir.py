@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -50,6 +51,30 @@ def locked(workdir: Path) -> Iterator[None]:
         file.write(f'process {os.getpid()} on {platform.node()}\n')
         file.flush()
         yield
+
+
+class DiskFullError(OSError):
+    """There is no space left where a run is kept."""
+
+
+@contextlib.contextmanager
+def full_disk_reported(workdir: Path) -> Iterator[None]:
+    """Turns the many errors that a full disk leads to into one.
+
+    Raises:
+      DiskFullError: the disk is full; what was complete before still is.
+    """
+    try:
+        yield
+    except Exception as error:
+        full = os.strerror(errno.ENOSPC)
+        # Orbax' and TensorStore's are ValueErrors with the system's words in them.
+        if getattr(error, 'errno', None) != errno.ENOSPC and full not in str(error):
+            raise
+        raise DiskFullError(
+            f'{workdir}: {full.lower()}. Every complete checkpoint is as it was: free some space '
+            'and repeat the command, which continues from the last one.'
+        ) from error
 
 
 def check_workdir(workdir: Path, config: ConfigDict) -> None:
