@@ -83,10 +83,12 @@ def values(runs: Sequence[Mapping[str, Any]], variant: str, metric: str) -> dict
 
 def _baselines(runs: Sequence[Mapping[str, Any]]) -> str:
     run = runs[0]
+    revisions = sorted({(run['git_revision'] or 'unknown')[:12] for run in runs})
     counted = ', '.join(f'{name} {x["perplexity"]:.1f}' for name, x in run['baselines'].items())
     return (
         f'Each run: {run["tokens"] / 1e6:.1f}M tokens. On the same {run["held_out"]["tokens"]:,} '
-        f'held-out tokens: {counted}. {run["last_word"]["items"]} passages.'
+        f'held-out tokens: {counted}. {run["last_word"]["items"]} passages. '
+        f'Trained at revision {", ".join(revisions)}.'
     )
 
 

@@ -232,7 +232,7 @@ def collect(comparison: Comparison, workdir: Path) -> dict[str, Any]:
     """The scores of all runs that are finished.
 
     Returns:
-      JSON: runs, each with group, variant, seed and the figures of `score`; missing, the group,
+      JSON: runs, each with group, variant, seed, git_revision and the figures of `score`; missing, the group,
         variant and seed of those that aren't finished.
 
     Raises:
@@ -244,7 +244,8 @@ def collect(comparison: Comparison, workdir: Path) -> dict[str, Any]:
         if result is None:
             missing.append(case._asdict())
         else:
-            runs.append(case._asdict() | result['figures'])
+            found = result['figures'] | {'git_revision': result['git_revision']}
+            runs.append(case._asdict() | found)
     if not runs:
         raise ValueError(f'{workdir} has no finished run yet; train some first.')
     return {'runs': runs, 'missing': missing}
