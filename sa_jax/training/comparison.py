@@ -232,8 +232,8 @@ def collect(comparison: Comparison, workdir: Path) -> dict[str, Any]:
     """The scores of all runs that are finished.
 
     Returns:
-      JSON: runs, each with group, variant, seed, git_revision and the figures of `score`; missing, the group,
-        variant and seed of those that aren't finished.
+      JSON: runs, each with group, variant, seed, git_revision and the figures of `score`; missing,
+        the group, variant and seed of those that aren't finished.
 
     Raises:
       ValueError: if there are none, or a folder holds another run.
