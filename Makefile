@@ -7,6 +7,7 @@ VENV ?= .venv
 # Of the demo, and of the training-free sweep; each has its own if neither is given.
 demo: WORKDIR ?= runs/demo
 training-free: WORKDIR ?= runs/training_free
+table1-mini: WORKDIR ?= runs/table1_mini
 # Where downloaded models are kept.
 CACHE ?= $(HOME)/.cache/sa_jax
 
@@ -19,7 +20,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-ch
 SOURCES := sa_jax experiments configs scripts tests
 SMOLLM2 := $(CACHE)/SmolLM2-135M-Instruct.Q4_1.gguf
 
-.PHONY: demo training-free test test-quick lint format clean
+.PHONY: demo training-free table1-mini test test-quick lint format clean
 
 demo: $(VENV)/train.stamp  ## Train, evaluate and sample the demo model: ten minutes at most.
 	$(BIN)/python -m experiments.pretrain --config=configs/pretrain/demo.py --workdir=$(WORKDIR)
@@ -28,6 +29,9 @@ training-free: $(VENV)/pretrained.stamp  ## Score SmolLM2 under four patterns.
 	$(BIN)/python scripts/fetch_smollm2.py $(SMOLLM2)
 	$(BIN)/python -m experiments.training_free --flagfile=configs/training_free/speeches.flags \
 		--model=$(SMOLLM2) --workdir=$(WORKDIR)
+
+table1-mini: $(VENV)/train.stamp  ## Train and compare the variants of Table 1 at a small scale: a day.
+	$(BIN)/python -m experiments.compare --config=configs/pretrain/table1_mini.py --workdir=$(WORKDIR)
 
 test: $(VENV)/dev.stamp  ## All tests: 14 to 18 minutes on two cores.
 	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=worksteal

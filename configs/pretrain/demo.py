@@ -58,6 +58,7 @@ def get_config(variant: str = 'sa_swa') -> ConfigDict:
     training.steps = 1700  # optimizer steps
     training.batch_size = 2  # rows over all devices and microbatches
     training.gradient_accumulation = 1  # microbatches a step
+    training.fresh_permutations = True  # drawn anew for each step, or kept for the run
     training.log_every = 20  # steps
     training.checkpoint_every = 500  # steps
     training.keep_checkpoints = 2  # the latest ones

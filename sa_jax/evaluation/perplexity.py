@@ -1,7 +1,7 @@
 """Perplexity of held-out text, per token, and bits per byte."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -44,12 +44,23 @@ def row_losses(params: dict, batch: dict[str, Array], key: Array, *, forward: Ca
     return jnp.sum(losses * batch['weights'], axis=-1)
 
 
+def draw_keys(draws: int) -> list[Array]:
+    """Returns the permutation key of each draw, the same ones in every evaluation.
+
+    Raises:
+      ValueError: if there are no draws.
+    """
+    if draws < 1:
+        raise ValueError(f'evaluation.permutation_draws is {draws}; expected 1 or more.')
+    return [jax.random.fold_in(jax.random.key(_DRAWS_SEED), draw) for draw in range(draws)]
+
+
 def evaluate(
     row_losses_of: Callable[[dict, Array], np.ndarray],
     batches: Callable[[], Iterable[dict]],
     *,
     token_bytes: np.ndarray,
-    draws: int = 1,
+    keys: Sequence[Array],
 ) -> dict[str, float]:
     """Evaluates a model on held-out batches under several draws of its permutations.
 
@@ -60,7 +71,7 @@ def evaluate(
       row_losses_of: maps (batch, permutation key) to the summed loss [B] of each row, in nats.
       batches: returns the batches, host arrays, anew at each call.
       token_bytes: the number of bytes each token stands for [V].
-      draws: how many fixed permutation keys to average over.
+      keys: the permutation keys to average over, of `draw_keys`.
 
     Returns:
       The mean over the draws of loss (nats per token), perplexity and bits_per_byte, the sample
@@ -68,14 +79,10 @@ def evaluate(
       bytes and draws.
 
     Raises:
-      ValueError: if there are no draws or no tokens.
+      ValueError: if there are no tokens.
     """
-    if draws < 1:
-        raise ValueError(f'evaluation.permutation_draws is {draws}; expected 1 or more.')
-    base_key = jax.random.key(_DRAWS_SEED)
     totals, previous = [], None
-    for draw in range(draws):
-        key = jax.random.fold_in(base_key, draw)
+    for draw, key in enumerate(keys):
         rows, tokens, num_bytes = [], 0, 0
         for batch in batches():
             rows.append(np.asarray(row_losses_of(batch, key), np.float64))
@@ -87,12 +94,12 @@ def evaluate(
         rows = np.concatenate(rows)
         totals.append(rows.sum())
         if draw == 1 and np.array_equal(rows, previous):
-            totals = totals[:1] * draws
+            totals = totals[:1] * len(keys)
             break
         previous = rows
     losses = np.array(totals) / tokens
     perplexities = np.exp(losses)
-    spread = {'ddof': 1} if draws > 1 else {}
+    spread = {'ddof': 1} if len(keys) > 1 else {}
     return {
         'loss': float(losses.mean()),
         'loss_std': float(losses.std(**spread)),
@@ -101,5 +108,5 @@ def evaluate(
         'bits_per_byte': float(np.mean(totals) / math.log(2) / num_bytes),
         'tokens': tokens,
         'bytes': num_bytes,
-        'draws': draws,
+        'draws': len(keys),
     }

@@ -27,7 +27,7 @@ CHANGEABLE = frozenset(
     }
 )
 _CHOICES = {
-    'gate': ('head', 'channel'),
+    'gate': ('head', 'channel', 'softmax', 'none'),
     'permutation_scope': ('layer', 'example', 'head'),
     'compute_dtype': ('float32', 'bfloat16'),
     'remat': ('none', 'full', 'dots'),
@@ -79,8 +79,10 @@ class DecoderConfig:
       layer_attention: Layers that attend in another way, as many paths each: an index or a slice of
         layers as text, such as '0' or '-3:', to the `attention` and `attention_options` there.
         Where several name a layer, the last one holds.
-      gate: Whether each path has a gate per 'head' or per 'channel' of each head. A single path
-        has no gate.
+      gate: What scales each path: a sigmoid per 'head', or per 'channel' of each head, each
+        independent of the others; shares of a 'softmax' over the paths, per head; or 'none', so
+        that paths are added up.
+      gate_single_path: Whether a single path is gated as well, by a sigmoid.
       permutation_scope: Whether the permutations of a layer are shared by the batch and the
         heads ('layer'), drawn per example ('example'), or per key/value head ('head').
       compute_dtype: Type of activations and matrix products, 'float32' or 'bfloat16'. Logits are
@@ -112,6 +114,7 @@ class DecoderConfig:
     attention_options: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     layer_attention: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     gate: str = 'head'
+    gate_single_path: bool = False
     permutation_scope: str = 'layer'
     compute_dtype: str = 'float32'
     remat: str = 'none'
@@ -130,6 +133,11 @@ class DecoderConfig:
             value = getattr(self, name)
             if value not in choices:
                 raise ValueError(f'{name} must be one of {choices}, got {value!r}.')
+        if self.gate_single_path and self.gate not in ('head', 'channel'):
+            raise ValueError(
+                f"gate_single_path needs gate = 'head' or 'channel', got {self.gate!r}: shares of "
+                'one path are 1.'
+            )
         rope.frequencies(self.head_dim, self.rope_theta, self.rope_scaling)
         self._check_attention(self.attention, self.attention_options)
         object.__setattr__(self, 'layer_attention', self._resolve_layer_attention())
@@ -164,6 +172,11 @@ class DecoderConfig:
         if missing:
             raise ValueError(f'The model section lacks {", ".join(missing)}; set them.')
         return cls(**values)
+
+    @property
+    def has_gates(self) -> bool:
+        """Whether the paths have gates."""
+        return self.gate != 'none' and (len(self.attention) > 1 or self.gate_single_path)
 
     @functools.cached_property
     def layer_patterns(self) -> tuple[Pattern, ...]:

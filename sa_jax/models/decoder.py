@@ -34,7 +34,7 @@ class DecoderOutput(NamedTuple):
     Attributes:
       logits: `[B, T, V]` float32; `logits[:, t]` predicts token t + 1.
       gate_means: `[L, P]` float32, the mean of each path's gate over the valid tokens and the
-        heads, paths in the order of the configuration; `[L, 0]` for a single path.
+        heads, paths in the order of the configuration; `[L, 0]` without gates.
     """
 
     logits: Array
@@ -289,12 +289,17 @@ def _layer(
         layer,
         memory,
     )
-    if len(outputs) > 1:
-        gates = path_gates(y, attention.path_gate_kernel[...], attention.path_gate_bias[...])
+    if config.has_gates:
+        gates = path_gates(
+            y,
+            attention.path_gate_kernel[...],
+            attention.path_gate_bias[...],
+            are_shares=config.gate == 'softmax',
+        )
         heads = join_paths(outputs, gates)
         gate_means = _mean_over_valid(gates, segment_ids)
     else:
-        (heads,) = outputs
+        heads = sum(outputs[1:], outputs[0])
         gate_means = jnp.zeros(0)
     # One axis for heads and their channels: XLA would sum over them in an order of its own, and
     # transpose the weights for it.

@@ -36,7 +36,7 @@ def forward_flops_per_token(config: DecoderConfig, sequence_length: int) -> dict
         feed_forward_width += config.num_experts  # the router
     flops = {
         'projections': 2.0 * layers * hidden * projection_heads * head_dim,
-        'path_gates': 2.0 * layers * hidden * paths * gate_width if paths > 1 else 0.0,
+        'path_gates': 2.0 * layers * hidden * paths * gate_width if config.has_gates else 0.0,
         'feed_forward': 2.0 * layers * hidden * feed_forward_width,
         'unembedding': 2.0 * hidden * config.vocab_size,
     }

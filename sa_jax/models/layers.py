@@ -43,19 +43,21 @@ def swiglu(x: Array, gate: Array, up: Array) -> Array:
     return jax.nn.silu(x @ gate) * (x @ up)
 
 
-def path_gates(x: Array, kernel: Array, bias: Array) -> Array:
-    """The sigmoid gates of the attention paths, each independent of the others.
+def path_gates(x: Array, kernel: Array, bias: Array, *, are_shares: bool = False) -> Array:
+    """The gates of the attention paths: sigmoids, each independent of the others.
 
     Args:
       x: The layer's normed input, `[B, T, D]`.
       kernel: `[D, P, N, 1]` for a gate per head, `[D, P, N, H]` per channel.
       bias: The kernel's shape without D.
+      are_shares: Whether they add up to 1 over the paths instead, by a softmax.
 
     Returns:
       `[B, T, P, N, 1 or H]` float32, in (0, 1).
     """
     logits = jnp.einsum('btd,dpnh->btpnh', x, kernel, preferred_element_type=jnp.float32)
-    return jax.nn.sigmoid(logits + bias.astype(jnp.float32))
+    logits += bias.astype(jnp.float32)
+    return jax.nn.softmax(logits, axis=2) if are_shares else jax.nn.sigmoid(logits)
 
 
 def join_paths(outputs: Sequence[Array], gates: Array) -> Array:

@@ -30,8 +30,8 @@ class Attention(nnx.Module):
         if config.qk_norm:
             self.query_norm = nnx.Param(jnp.ones((layers, head_dim)))
             self.key_norm = nnx.Param(jnp.ones((layers, head_dim)))
-        if paths > 1:
-            # Zeros open every gate to exactly one half.
+        if config.has_gates:
+            # Zeros open every sigmoid to exactly one half, and make shares equal.
             gate_shape = (paths, heads, head_dim if config.gate == 'channel' else 1)
             self.path_gate_kernel = nnx.Param(jnp.zeros((layers, hidden, *gate_shape)))
             self.path_gate_bias = nnx.Param(jnp.zeros((layers, *gate_shape)))

@@ -7,6 +7,7 @@ was compiling when it ended is reported as failed, the rest compiled in the next
 """
 
 import dataclasses
+import functools
 import importlib
 import importlib.metadata
 import importlib.util
@@ -19,6 +20,8 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from sa_jax.report.collectives import Collective, collectives
 
 PLUGIN = 'jax-cuda13-plugin'
 _MARK = '@@ program'  # begins a program's part of standard error
@@ -138,15 +141,18 @@ class Program:
     Attributes:
       name: in the report.
       builder: 'module:function'; the function returns what to compile and a tuple of its
-        arguments, trees of `jax.ShapeDtypeStruct`s.
-      options: the builder's keyword arguments, JSON.
+        arguments, trees of `jax.ShapeDtypeStruct`s. Given a topology it takes the cards as the
+        keyword `devices`, and the arguments have shardings.
+      options: the builder's other keyword arguments, JSON.
       donated: the places of arguments whose memory the outputs may take.
+      topology: slices × hosts × cards of a host, such as '2x1x8'; None for one card.
     """
 
     name: str
     builder: str
     options: dict
     donated: tuple[int, ...] = ()
+    topology: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,7 +178,7 @@ class Kernel:
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """A program's report; sizes in bytes.
+    """A program's report; sizes in bytes, of each card.
 
     Attributes:
       name: the program's.
@@ -181,6 +187,7 @@ class Compiled:
       outputs: their size.
       temporaries: memory beside arguments and outputs.
       aliased: of the outputs, what lies in donated arguments.
+      collectives: what is sent between cards, the largest total first.
       error: why it could not be compiled, else None; then all the above are empty.
     """
 
@@ -190,6 +197,7 @@ class Compiled:
     outputs: int = 0
     temporaries: int = 0
     aliased: int = 0
+    collectives: tuple[Collective, ...] = ()
     error: str | None = None
 
     @property
@@ -315,6 +323,8 @@ def _compile_in_process(card, programs):
                 launches = Path(folder).glob(f'*program_{count}.*thunk_sequence.txt')
                 launches = '\n'.join(path.read_text() for path in launches)
                 kernels = () if answer['error'] else parse_kernels(part, launches)
+                sent = answer.pop('collectives', ())
+                answer['collectives'] = tuple(Collective(*x) for x in sent)
                 yield Compiled(programs[count].name, kernels, **answer)
                 count += 1
             process.wait()
@@ -368,39 +378,50 @@ def _work(folder: str) -> None:
     """The compiling process: prints a line of JSON for each program of the request in `folder`."""
     import jax
     from jax.experimental import topologies
-    from jax.sharding import NamedSharding, PartitionSpec
+    from jax.sharding import SingleDeviceSharding
 
     request = json.loads(Path(folder, 'request.json').read_text())
-    topology = topologies.get_topology_desc(
-        'described', 'cuda', target_config=request['target_config'], topology='1x1x1'
+    describe = functools.cache(
+        lambda name: topologies.get_topology_desc(
+            'described', 'cuda', target_config=request['target_config'], topology=name
+        )
     )
-    sharding = NamedSharding(topologies.make_mesh(topology, (1,), ('x',)), PartitionSpec())
     for index, program in enumerate(request['programs']):
         print(_MARK, program['name'], file=sys.stderr, flush=True)
         answer = {'error': None}
         try:
             module, builder = program['builder'].split(':')
             build = getattr(importlib.import_module(module), builder)
-            function, arguments = build(**program['options'])
+            topology = describe(program['topology'] or '1x1x1')
+            first = topology.devices[0]
+            cards = {'devices': topology.devices} if program['topology'] else {}
+            function, arguments = build(**program['options'], **cards)
 
             def call(*arguments, function=function):
                 return function(*arguments)
 
             call.__name__ = f'program_{index}'  # the name of its dump
-            arguments = jax.tree.map(
-                lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), arguments
-            )
+            if not cards:
+                alone = SingleDeviceSharding(first)
+                arguments = jax.tree.map(
+                    lambda x, alone=alone: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=alone),
+                    arguments,
+                )
             # What isn't used is in memory all the same.
             donated = tuple(program['donated'])
             jitted = jax.jit(call, donate_argnums=donated, keep_unused=True)
-            with jax.default_device(topology.devices[0]):
-                memory = jitted.lower(*arguments).compile().memory_analysis()
+            with jax.default_device(first):
+                compiled = jitted.lower(*arguments).compile()
+            memory = compiled.memory_analysis()
             answer |= {
                 'arguments': memory.argument_size_in_bytes,
                 'outputs': memory.output_size_in_bytes,
                 'temporaries': memory.temp_size_in_bytes,
                 'aliased': memory.alias_size_in_bytes,
             }
+            if cards:
+                sent = collectives(compiled.as_text())
+                answer['collectives'] = [dataclasses.astuple(x) for x in sent]
         except Exception as error:  # the compiler has many; whichever it is, it is the report
             answer['error'] = f'{type(error).__name__}: {error}'[:2000]
         print(json.dumps(answer), flush=True)

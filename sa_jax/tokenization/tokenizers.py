@@ -2,6 +2,7 @@
 
 import abc
 import json
+import pathlib
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -92,6 +93,16 @@ class HuggingFaceTokenizer(Tokenizer):
         self.adds_bos = adds_bos
         if adds_bos is None:
             self.adds_bos = tokenizer.encode('', add_special_tokens=True).ids[:1] == [bos_id]
+
+    def save(self, folder: pathlib.Path) -> None:
+        """Writes tokenizer.json, and what `load_published` needs to know beside it."""
+        self._tokenizer.save(str(folder / 'tokenizer.json'), pretty=False)
+        settings = {
+            'bos_token': self._tokenizer.id_to_token(self.bos_id),
+            'eos_token': self._tokenizer.id_to_token(self.eos_id),
+            'add_bos_token': self.adds_bos,
+        }
+        (folder / 'tokenizer_config.json').write_text(json.dumps(settings, indent=2) + '\n')
 
     def encode(self, text):
         """Returns the token ids, without special tokens."""

@@ -1,6 +1,8 @@
 """Checkpoints of a run: the training state, the data iterator's state, the configuration."""
 
 import json
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +12,15 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from sa_jax.data.pipeline import merge_states
+from sa_jax.training import manifest
 
 
 class Checkpoints:
     """Asynchronous Orbax checkpoints under a directory, one for each saved step.
 
-    A checkpoint appears under its final name only once it is complete, so a crash during a save
-    leaves the one before as the latest. Arrays are copied to the host before `save` returns, so
-    the state may be donated at once.
+    A checkpoint appears under its final name only once it is complete and has a manifest of its
+    files, so a crash during a save leaves the one before as the latest. Arrays are copied to the
+    host before `save` returns, so the state may be donated at once.
 
     Args:
       directory: where they are; created if it is missing.
@@ -25,14 +28,54 @@ class Checkpoints:
     """
 
     def __init__(self, directory: Path, keep: int):
-        options = ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=True)
         self.directory = directory.resolve()
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=keep,
+            cleanup_tmp_directories=True,
+            async_options=ocp.AsyncOptions(post_finalization_callback=self._write_manifests),
+        )
         self._manager = ocp.CheckpointManager(self.directory, options=options)
 
     def latest_step(self) -> int | None:
         """Returns the step of the last complete checkpoint, waiting for one being written."""
         self._manager.wait_until_finished()
         return self._manager.latest_step()
+
+    def steps(self) -> list[int]:
+        """Returns the steps of all complete checkpoints."""
+        self._manager.wait_until_finished()
+        return sorted(self._manager.all_steps())
+
+    def set_damaged_aside(self) -> None:
+        """Renames the latest checkpoints if they aren't what was written, up to a good one.
+
+        Raises:
+          ValueError: none is good; then all stay.
+        """
+        damaged = {}
+        for step in reversed(self.steps()):
+            damage = _agreed(lambda step=step: manifest.find_damage(self.directory / str(step)))
+            if damage is None:
+                break
+            damaged[step] = damage
+        if not damaged:
+            return
+        report = '\n'.join(f'  {step}: {damage}' for step, damage in damaged.items())
+        if len(damaged) == len(self.steps()):
+            raise ValueError(
+                f'No checkpoint in {self.directory} is whole:\n{report}\n'
+                'Restore one from a copy, or delete them all to begin anew.'
+            )
+        if jax.process_index() == 0:
+            for step in damaged:
+                self._set_aside(step)
+            print(
+                f'Damaged checkpoints in {self.directory} are set aside:\n{report}',
+                file=sys.stderr,
+                flush=True,
+            )
+        _agreed(lambda: None)  # all have been renamed
+        self._manager.reload()
 
     def save(self, step: int, state: Any, data: dict, config: dict) -> None:
         """Starts saving.
@@ -71,10 +114,37 @@ class Checkpoints:
         )
         return restored['state'], restored['data']
 
+    def _set_aside(self, step: int) -> None:
+        name, count = f'damaged-{step}', 1
+        while (self.directory / name).exists():
+            count += 1
+            name = f'damaged-{step}-{count}'
+        (self.directory / str(step)).rename(self.directory / name)
+
+    def _write_manifests(self) -> None:
+        """Of checkpoints that have just been written; they may not have their name yet."""
+        if jax.process_index() == 0:
+            for folder in self.directory.iterdir():
+                is_new = folder.is_dir() and not (folder / manifest.NAME).exists()
+                if is_new and folder.name.partition('.')[0].isdigit():
+                    manifest.write_manifest(folder)
+
     def close(self) -> None:
         """Waits for the save in progress and frees the threads."""
         self._manager.wait_until_finished()
         self._manager.close()
+
+
+def _agreed(find: Callable[[], str | None]) -> str | None:
+    """What the first process finds, on all of them."""
+    if jax.process_count() == 1:
+        return find()
+    found = (find() or '') if jax.process_index() == 0 else ''
+    text = np.zeros(500, np.uint8)
+    encoded = np.frombuffer(found.encode()[:500], np.uint8)
+    text[: len(encoded)] = encoded
+    text = multihost_utils.broadcast_one_to_all(text)
+    return bytes(text).rstrip(b'\0').decode(errors='ignore') or None
 
 
 def _gather(part: dict) -> dict:

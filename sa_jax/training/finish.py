@@ -101,7 +101,7 @@ def finish(run: Run, workdir: Path) -> Summary | None:
 
 def _evaluate(run: Run) -> dict[str, float]:
     return run.program.evaluate(
-        run.state.params,
+        run.state,
         lambda: run.inputs.held_out,
         token_bytes=run.inputs.tokenizer.token_bytes,
         draws=run.program.config.evaluation.permutation_draws,

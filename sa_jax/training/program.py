@@ -11,7 +11,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
-from sa_jax.evaluation.perplexity import evaluate, row_losses
+from sa_jax.evaluation.perplexity import draw_keys, evaluate, row_losses
 from sa_jax.models.config import DecoderConfig
 from sa_jax.models.decoder import Decoder
 from sa_jax.models.sharding import (
@@ -37,6 +37,7 @@ class Program:
       graph: the model without its parameters, for `nnx.merge`.
       abstract_state: shapes, types and shardings of the training state.
       init: maps nothing to the initial state, computed directly in its shards.
+      step: maps (state, placed batch) to (state, metrics); the given state is donated.
     """
 
     config: ConfigDict
@@ -45,7 +46,7 @@ class Program:
     graph: nnx.GraphDef
     abstract_state: TrainState
     init: Callable[[], TrainState]
-    _step: Callable
+    step: Callable
     _row_losses: Callable
 
     @property
@@ -62,7 +63,7 @@ class Program:
 
     def compile_step(self) -> jax.stages.Compiled:
         """Compiles (state, placed batch) -> (state, metrics); the given state is donated."""
-        return self._step.lower(self.abstract_state, self.abstract_batch).compile()
+        return self.step.lower(self.abstract_state, self.abstract_batch).compile()
 
     def place_batch(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
         """Makes the global microbatches [A, B, ...] from this process' rows of a batch."""
@@ -80,13 +81,17 @@ class Program:
 
     def evaluate(
         self,
-        params: dict,
+        state: TrainState,
         batches: Callable[[], Iterable[dict]],
         *,
         token_bytes: np.ndarray,
         draws: int,
     ) -> dict[str, float]:
-        """Evaluates parameters on global host batches; see `evaluation.perplexity.evaluate`."""
+        """Evaluates a state on global host batches; see `evaluation.perplexity.evaluate`.
+
+        A run that keeps its permutations is evaluated under them, whatever the draws.
+        """
+        keys = draw_keys(draws) if self.config.training.fresh_permutations else [state.key]
         sharding = batch_sharding(self.mesh)
 
         def row_losses_of(batch, key):
@@ -94,14 +99,14 @@ class Program:
                 name: jax.make_array_from_callback(x.shape, sharding, x.__getitem__)
                 for name, x in batch.items()
             }
-            return jax.device_get(self._row_losses(params, placed, key))
+            return jax.device_get(self._row_losses(state.params, placed, key))
 
         def numbered():
             for index, batch in enumerate(batches()):
                 rows = len(batch['inputs'])
                 yield batch | {'example_ids': np.arange(rows, dtype=np.int32) + rows * index}
 
-        return evaluate(row_losses_of, numbered, token_bytes=token_bytes, draws=draws)
+        return evaluate(row_losses_of, numbered, token_bytes=token_bytes, keys=keys)
 
 
 def build_program(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -> Program:
@@ -158,6 +163,7 @@ def build_program(config: ConfigDict, devices: Sequence[jax.Device] | None = Non
         forward=forward,
         optimizer=optimizer,
         schedule=learning_rate_schedule(config.optimizer, steps),
+        fresh_permutations=config.training.fresh_permutations,
     )
     return Program(
         config=config,
@@ -170,7 +176,7 @@ def build_program(config: ConfigDict, devices: Sequence[jax.Device] | None = Non
             shardings,
         ),
         init=functools.partial(jax.jit(init, out_shardings=shardings), key),
-        _step=jax.jit(step, out_shardings=(shardings, replicated), donate_argnums=0),
+        step=jax.jit(step, out_shardings=(shardings, replicated), donate_argnums=0),
         _row_losses=jax.jit(
             functools.partial(row_losses, forward=forward), out_shardings=replicated
         ),

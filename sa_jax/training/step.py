@@ -58,6 +58,7 @@ def train_step(
     forward: Callable,
     optimizer: optax.GradientTransformation,
     schedule: Callable,
+    fresh_permutations: bool = True,
 ) -> tuple[TrainState, dict]:
     """Runs one optimizer step over all microbatches of a batch.
 
@@ -73,13 +74,14 @@ def train_step(
         [L, P].
       optimizer: the optax transformation `state.opt_state` belongs to.
       schedule: the learning rate as a function of the finished steps, for the metrics.
+      fresh_permutations: whether each step draws permutations of its own.
 
     Returns:
       The state after the step, and metrics: loss (nats per token), grad_norm (before clipping),
       learning_rate, tokens, gates [L, P], and the norms of the gradients and of the updated
       parameters by name and layer.
     """
-    key = jax.random.fold_in(state.key, state.step)
+    key = jax.random.fold_in(state.key, state.step) if fresh_permutations else state.key
     tokens = jnp.sum(batch['weights'], dtype=jnp.float32)
 
     def share_of_loss(params, micro):

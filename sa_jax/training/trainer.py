@@ -3,7 +3,6 @@
 import collections
 import contextlib
 import dataclasses
-import json
 import signal
 import sys
 from collections.abc import Sequence
@@ -18,12 +17,17 @@ from ml_collections import ConfigDict
 from sa_jax.data.pipeline import TrainingIterator
 from sa_jax.models.flops import training_flops_per_token
 from sa_jax.training.checkpoints import Checkpoints
-from sa_jax.training.configuration import differences, to_json
-from sa_jax.training.files import write_atomically
+from sa_jax.training.configuration import to_json
 from sa_jax.training.inputs import Inputs, load_inputs
 from sa_jax.training.metrics import MetricsWriter, Progress, Throughput
 from sa_jax.training.program import Program, build_program
 from sa_jax.training.step import TrainState
+from sa_jax.training.workdir import (
+    check_workdir,
+    claim_workdir,
+    full_disk_reported,
+    locked,
+)
 
 
 class NonFiniteError(FloatingPointError):
@@ -91,14 +95,19 @@ def train(
     Raises:
       ValueError: if the configuration doesn't fit itself, the devices, the data or the workdir.
       NonFiniteError: if a loss, gradient or parameter isn't finite; nothing is saved then.
+      DiskFullError: if there is no space left in the workdir.
     """
     program = build_program(config, devices)
     inputs = load_inputs(config, data_dir)
     batches = inputs.training_batches()
     check_workdir(workdir, config)
-    with contextlib.closing(
-        Checkpoints(workdir / 'checkpoints', config.training.keep_checkpoints)
-    ) as checkpoints:
+    with (
+        full_disk_reported(workdir),
+        locked(workdir),
+        contextlib.closing(
+            Checkpoints(workdir / 'checkpoints', config.training.keep_checkpoints)
+        ) as checkpoints,
+    ):
         start, state = _start_or_resume(program, batches, checkpoints)
         claim_workdir(workdir, config)
         with contextlib.ExitStack() as stack:
@@ -110,41 +119,11 @@ def train(
     return Run(program, inputs, state, checkpoint, finished, evaluated=finished and step > start)
 
 
-def check_workdir(workdir: Path, config: ConfigDict) -> None:
-    """Checks that no other run lives in a workdir.
-
-    Raises:
-      ValueError: if the workdir's configuration is another run's; the message names the
-        differing fields.
-    """
-    path = workdir / 'config.json'
-    if not path.exists():
-        return
-    changed = differences(json.loads(path.read_text()), to_json(config))
-    if changed:
-        raise ValueError(
-            f'{workdir} holds a run with another configuration:\n  '
-            + '\n  '.join(changed)
-            + '\nGive the same configuration to continue it, or choose another --workdir.'
-        )
-
-
-def claim_workdir(workdir: Path, config: ConfigDict) -> None:
-    """Writes a run's configuration to its workdir, unless another run lives there.
-
-    Raises:
-      ValueError: as `check_workdir`.
-    """
-    check_workdir(workdir, config)
-    if jax.process_index() == 0:
-        workdir.mkdir(parents=True, exist_ok=True)
-        write_atomically(workdir / 'config.json', json.dumps(to_json(config), indent=2) + '\n')
-
-
 def _start_or_resume(
     program: Program, batches: TrainingIterator, checkpoints: Checkpoints
 ) -> tuple[int, TrainState]:
     """Returns the finished steps and the state to go on from."""
+    checkpoints.set_damaged_aside()
     steps, latest = program.config.training.steps, checkpoints.latest_step()
     # 1. A new workdir, or one whose run was killed before its first checkpoint was complete.
     if latest is None:
@@ -203,9 +182,9 @@ class _Loop:
         compiled_step = self._program.compile_step()
         self._throughput.restart()
         for step in range(start + 1, training.steps + 1):
+            batch = self._program.place_batch(next(self._batches))
             # An accidental copy between host and device in here would stall every step.
             with jax.transfer_guard('disallow'):
-                batch = self._program.place_batch(next(self._batches))
                 state, metrics = compiled_step(state, batch)
             self._pending.append((step, metrics))
             last = step == training.steps
@@ -252,7 +231,7 @@ class _Loop:
             }
         if draws:
             record['evaluation'] = self._program.evaluate(
-                state.params,
+                state,
                 lambda: self._inputs.held_out,
                 token_bytes=self._inputs.tokenizer.token_bytes,
                 draws=draws,

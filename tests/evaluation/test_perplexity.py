@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sa_jax.evaluation.perplexity import evaluate, row_losses
+from sa_jax.evaluation.perplexity import draw_keys, evaluate, row_losses
 
 TOKEN_BYTES = np.array([0, 1, 3, 2])
 
@@ -27,7 +27,7 @@ def test_mean_and_spread_over_draws():
         drawn.append(float(jax.random.uniform(key)))
         return drawn[-1] * batch['weights'].sum(axis=-1)
 
-    result = evaluate(losses, batches, token_bytes=TOKEN_BYTES, draws=3)
+    result = evaluate(losses, batches, token_bytes=TOKEN_BYTES, keys=draw_keys(3))
     tokens = np.array([5, 1])
     means = np.array(drawn).reshape(3, 2) @ tokens / 6
     assert len(set(drawn)) == 3
@@ -49,8 +49,8 @@ def test_draws_are_the_same_in_every_evaluation():
         keys.append(jax.random.key_data(key).tolist())
         return jax.random.uniform(key, batch['weights'].shape[:1])
 
-    evaluate(losses, batches, token_bytes=TOKEN_BYTES, draws=2)
-    evaluate(losses, batches, token_bytes=TOKEN_BYTES, draws=2)
+    evaluate(losses, batches, token_bytes=TOKEN_BYTES, keys=draw_keys(2))
+    evaluate(losses, batches, token_bytes=TOKEN_BYTES, keys=draw_keys(2))
     assert keys[:4] == keys[4:]
 
 
@@ -61,23 +61,26 @@ def test_without_permutations_there_is_no_spread_and_no_waste():
         calls.append(key)
         return batch['weights'].sum(axis=-1)
 
-    result = evaluate(losses, batches, token_bytes=TOKEN_BYTES, draws=5)
+    result = evaluate(losses, batches, token_bytes=TOKEN_BYTES, keys=draw_keys(5))
     assert len(calls) == 4
     assert (result['loss'], result['loss_std'], result['perplexity_std']) == (1.0, 0.0, 0.0)
 
 
 def test_one_draw_has_no_spread():
     result = evaluate(
-        lambda batch, key: batch['weights'].sum(axis=-1), batches, token_bytes=TOKEN_BYTES
+        lambda batch, key: batch['weights'].sum(axis=-1),
+        batches,
+        token_bytes=TOKEN_BYTES,
+        keys=draw_keys(1),
     )
     assert result['loss_std'] == 0.0
 
 
 def test_errors():
     with pytest.raises(ValueError, match='permutation_draws is 0'):
-        evaluate(None, batches, token_bytes=TOKEN_BYTES, draws=0)
+        draw_keys(0)
     with pytest.raises(ValueError, match='no held-out token'):
-        evaluate(None, list, token_bytes=TOKEN_BYTES)
+        evaluate(None, list, token_bytes=TOKEN_BYTES, keys=draw_keys(1))
 
 
 def test_row_losses_ignore_padding_even_if_it_is_nan():

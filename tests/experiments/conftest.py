@@ -2,6 +2,8 @@
 
 import json
 import os
+import random
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +18,7 @@ from sa_jax.models.pretrained.tensors import sources
 from sa_jax.tokenization.tokenizers import make_byte_level
 
 ROOT = Path(__file__).parents[2]
+TINY_CONFIG = ROOT / 'tests' / 'training' / 'tiny_config.py'
 FIELDS = {
     'architectures': ['LlamaForCausalLM'],
     'vocab_size': 257,
@@ -47,6 +50,61 @@ def run_experiment():
         )
 
     return run
+
+
+@pytest.fixture(scope='session')
+def texts(tmp_path_factory):
+    """A folder with a small corpus in `text`, built datasets in `data`, and compiled programs."""
+    folder = tmp_path_factory.mktemp('training')
+    draw = random.Random(0)
+    words = ('state', 'union', 'people', 'congress', 'war', 'peace', 'treasury', 'year', 'law')
+    for split, count in (('train', 12), ('validation', 4)):
+        (folder / 'text' / split).mkdir(parents=True)
+        for index in range(count):
+            text = ' '.join(draw.choices(words, k=draw.randint(20, 120)))
+            (folder / 'text' / split / f'{index}.txt').write_text(text)
+    return folder
+
+
+@pytest.fixture
+def start_training(texts):
+    """Starts `experiments.pretrain` with the tiny configuration; ends it with the test.
+
+    On one device, as a user has it; `processes` starts as many by `scripts/launch_local.sh`.
+    """
+    started = []
+    environment = {k: v for k, v in os.environ.items() if k != 'XLA_FLAGS'} | {
+        'JAX_PLATFORMS': 'cpu',
+        'JAX_COMPILATION_CACHE_DIR': str(texts / 'compiled'),
+        'PYTHON': sys.executable,
+    }
+
+    def start(workdir, *flags, processes=None):
+        command = [
+            sys.executable, '-m', 'experiments.pretrain', f'--config={TINY_CONFIG}',
+            f'--workdir={workdir}', f'--data_dir={texts / "data"}',
+            f'--config.data.path={texts / "text"}', *flags,
+        ]  # fmt: skip
+        if processes:
+            command = ['scripts/launch_local.sh', str(processes), *command]
+        started.append(
+            subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+            )
+        )
+        return started[-1]
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
 
 
 @pytest.fixture(scope='session')

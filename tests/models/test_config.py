@@ -70,6 +70,7 @@ def test_layers_may_have_patterns_of_their_own(make_config):
         ({'head_dim': 7}, 'head_dim must be even.*got 7'),
         ({'norm_eps': 0.0}, 'norm_eps must be positive'),
         ({'gate': 'token'}, "gate must be one of.*got 'token'"),
+        ({'gate': 'softmax', 'gate_single_path': True}, 'shares of one path are 1'),
         ({'remat': None}, 'remat must be one of'),
         ({'compute_dtype': 'float16'}, 'compute_dtype must be one of'),
         ({'attention': ()}, 'at least one path'),

@@ -60,9 +60,18 @@ def test_no_logit_depends_on_a_later_token(make_model, attention):
         assert (influence[np.tril_indices(length)] > 0).all()
 
 
-@pytest.mark.parametrize('gate', ['head', 'channel'])
-def test_scan_equals_an_unrolled_loop(make_model, run, tokens, gate):
-    model = make_model(gate=gate, qk_norm=True, tie_embeddings=False)
+@pytest.mark.parametrize(
+    ('attention', 'gate'),
+    [(BOTH, 'head'), (BOTH, 'channel'), (BOTH, 'softmax'), (BOTH, 'none'), (BOTH[:1], 'head')],
+)
+def test_scan_equals_an_unrolled_loop(make_model, run, tokens, attention, gate):
+    gate_single_path = len(attention) == 1
+    model = make_model(
+        attention, gate=gate, gate_single_path=gate_single_path, qk_norm=True, tie_embeddings=False
+    )
+    if gate != 'none':  # away from where all gates are equal
+        kernel = model.layers.attention.path_gate_kernel
+        kernel[...] = jax.random.normal(jax.random.key(5), kernel.shape)
     config = model.config
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
     tables = rope.tables(positions, config.head_dim, config.rope_theta)
@@ -82,8 +91,14 @@ def test_scan_equals_an_unrolled_loop(make_model, run, tokens, gate):
             context = AttentionContext(key=key, layer=layer)
             options = config.attention_options[name]
             outputs.append(get_attention(name).function(q, k, v, context, **options))
-        gates = path_gates(y, a['path_gate_kernel'], a['path_gate_bias'])
-        x += jnp.tensordot(join_paths(outputs, gates), a['output'], 2)
+        if gate == 'none':
+            heads = sum(outputs)
+        else:
+            gates = path_gates(
+                y, a['path_gate_kernel'], a['path_gate_bias'], are_shares=gate == 'softmax'
+            )
+            heads = join_paths(outputs, gates)
+        x += jnp.tensordot(heads, a['output'], 2)
         y = rms_norm(x, p['feed_forward_norm'], config.norm_eps)
         x += swiglu(y, f['gate'], f['up']) @ f['down']
     expected = rms_norm(x, model.final_norm[...], config.norm_eps) @ model.unembedding[...].T

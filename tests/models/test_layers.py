@@ -44,6 +44,10 @@ def test_gates_are_independent_and_scale_their_own_path():
     expected = 1 / (1 + np.exp(-(np.einsum('btd,dpnh->btpnh', x, kernel) + bias)))
     np.testing.assert_allclose(gates, expected, rtol=1e-5)
 
+    shares = path_gates(*map(jnp.array, (x, kernel, bias)), are_shares=True)
+    odds = np.exp(np.einsum('btd,dpnh->btpnh', x, kernel) + bias)
+    np.testing.assert_allclose(shares, odds / odds.sum(2, keepdims=True), rtol=1e-5)
+
     first, second = _normal(3, (2, 3, 5, 6)), _normal(4, (2, 3, 5, 6))
     joined = join_paths((jnp.array(first), jnp.array(second)), gates)
     np.testing.assert_allclose(

@@ -56,3 +56,45 @@ def test_keeps_the_latest(checkpoints):
     assert checkpoints.latest_step() == 4
     kept = {path.name for path in checkpoints.directory.iterdir()}
     assert kept == {'2', '3', '4'}
+
+
+def damage(folder, kind):
+    """Damages the largest file of a checkpoint."""
+    path = max((x for x in folder.glob('*/**/*') if x.is_file()), key=lambda x: x.stat().st_size)
+    content = bytearray(path.read_bytes())
+    if kind == 'missing':
+        path.unlink()
+        return
+    if kind == 'truncated':
+        content = content[: len(content) // 2]
+    else:
+        content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize('kind', ['missing', 'truncated', 'flipped'])
+def test_a_damaged_checkpoint_is_set_aside(checkpoints, capsys, kind):
+    state = {'x': jnp.arange(1000.0)}
+    for step in (1, 2, 3):
+        checkpoints.save(step, state, {'step': step}, {})
+    assert checkpoints.steps() == [1, 2, 3]
+    checkpoints.set_damaged_aside()
+    assert checkpoints.steps() == [1, 2, 3]
+    for step in (2, 3):
+        damage(checkpoints.directory / str(step), kind)
+    checkpoints.set_damaged_aside()
+    assert checkpoints.latest_step() == 1
+    assert 'are set aside:\n  3: state/' in capsys.readouterr().err
+    assert (checkpoints.directory / 'damaged-3').is_dir()
+    _, data = checkpoints.restore(1, abstract(state))
+    assert data == {'step': 1}
+    # The run goes on, and its checkpoints are as good as any.
+    checkpoints.save(2, state, {'step': 2}, {})
+    assert checkpoints.latest_step() == 2
+    checkpoints.set_damaged_aside()
+    assert checkpoints.latest_step() == 2
+    damage(checkpoints.directory / '2', kind)
+    damage(checkpoints.directory / '1', kind)
+    with pytest.raises(ValueError, match=r'No checkpoint in .* is whole:\n  2: .*\n  1: '):
+        checkpoints.set_damaged_aside()
+    assert checkpoints.steps() == [1, 2]

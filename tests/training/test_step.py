@@ -93,6 +93,21 @@ def test_key_is_folded_with_step_and_stays(state, step, batch):
     assert jnp.array_equal(jax.random.key_data(first_state.key), jax.random.key_data(state.key))
 
 
+def test_permutations_may_stay_the_same(state, optimizer, batch):
+    def loss(step):
+        _, metrics = train_step(
+            state._replace(step=state.step + step),
+            split_batch(batch, 1),
+            forward=forward,
+            optimizer=optimizer,
+            schedule=lambda step: 0.1,
+            fresh_permutations=False,
+        )
+        return metrics['loss']
+
+    assert loss(0) == loss(1)
+
+
 def test_one_step_metrics_are_pinned(state, step, batch):
     """Did you mean to change what a step computes?"""
     _, metrics = step(state, split_batch(batch, 2))

@@ -14,7 +14,8 @@ import pytest
 from sa_jax.training import trainer
 from sa_jax.training.metrics import TIME_FIELDS, read_metrics
 from sa_jax.training.program import Program
-from sa_jax.training.trainer import NonFiniteError, StopOnSigterm, claim_workdir, describe_norms
+from sa_jax.training.trainer import NonFiniteError, StopOnSigterm, describe_norms
+from sa_jax.training.workdir import claim_workdir
 
 
 class StopAfter:

@@ -6,17 +6,31 @@ field that is passed over in silence gives a model that is almost right.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from sa_jax.models.config import DecoderConfig
 
+# What has no architecture of Hugging Face's: the decoder's own fields, under this name.
+OWN = 'SaJaxDecoder'
+_OWN_FIELDS = {'architectures', 'decoder', 'max_position_embeddings', 'model_type'}
 # The architectures, and the width of a head where the file doesn't give it (None: D / N).
 _DEFAULT_HEAD_DIM = {
     'LlamaForCausalLM': None,
     'MistralForCausalLM': None,
     'Qwen3ForCausalLM': 128,
     'Qwen3MoeForCausalLM': None,
+}
+# Of a decoder's own fields.
+_SIZES = {
+    'head_dim',
+    'hidden_size',
+    'intermediate_size',
+    'num_heads',
+    'num_kv_heads',
+    'num_layers',
+    'vocab_size',
 }
 # No size of a model comes near; a damaged or hostile file may claim any.
 _LARGEST = 1 << 24
@@ -115,6 +129,8 @@ def decoder_config(
     """
     fields = {name: value for name, value in fields.items() if name not in ignore}
     architecture = _architecture(fields)
+    if architecture == OWN:
+        return _own(fields, compute_dtype)
     _check_fields(fields)
     hidden, heads = _number(fields, 'hidden_size'), _number(fields, 'num_attention_heads')
     head_dim = _DEFAULT_HEAD_DIM[architecture] or hidden // heads
@@ -148,12 +164,71 @@ def decoder_config(
 
 def _architecture(fields):
     named = fields.get('architectures')
-    if not isinstance(named, list) or len(named) != 1 or named[0] not in _DEFAULT_HEAD_DIM:
+    supported = (*_DEFAULT_HEAD_DIM, OWN)
+    if not isinstance(named, list) or len(named) != 1 or named[0] not in supported:
         raise ValueError(
             f'config.json has architectures = {named!r}; supported is one of '
-            f'{", ".join(_DEFAULT_HEAD_DIM)}.'
+            f'{", ".join(supported)}.'
         )
     return named[0]
+
+
+def _own(fields, compute_dtype):
+    decoder = fields.get('decoder')
+    surplus = sorted(set(fields) - _OWN_FIELDS)
+    if not isinstance(decoder, dict) or surplus:
+        raise ValueError(
+            f'config.json of a {OWN} has decoder = {decoder!r:.60} and the fields '
+            f'{", ".join(surplus) or "that it should have"}; expected {", ".join(_OWN_FIELDS)}.'
+        )
+    for name in decoder:
+        if name in _SIZES:
+            _number(decoder, name)
+    return DecoderConfig.from_config_dict(decoder | {'compute_dtype': compute_dtype})
+
+
+def config_fields(config: DecoderConfig, context_length: int) -> dict[str, Any]:
+    """What `config.json` holds for a decoder: the inverse of `decoder_config`.
+
+    A decoder that is a Llama has the fields of one, so that other programs read it.
+    """
+    if not _is_llama(config):
+        decoder = {
+            field.name: _plain(getattr(config, field.name)) for field in dataclasses.fields(config)
+        }
+        return {
+            'architectures': [OWN],
+            'model_type': 'sa_jax',
+            'max_position_embeddings': context_length,
+            'decoder': decoder,
+        }
+    return {
+        'architectures': ['LlamaForCausalLM'],
+        'model_type': 'llama',
+        'vocab_size': config.vocab_size,
+        'hidden_size': config.hidden_size,
+        'num_hidden_layers': config.num_layers,
+        'num_attention_heads': config.num_heads,
+        'num_key_value_heads': config.num_kv_heads,
+        'head_dim': config.head_dim,
+        'intermediate_size': config.intermediate_size,
+        'max_position_embeddings': context_length,
+        'rms_norm_eps': config.norm_eps,
+        'rope_theta': config.rope_theta,
+        'tie_word_embeddings': config.tie_embeddings,
+        'hidden_act': 'silu',
+    }
+
+
+def _is_llama(config):
+    is_plain = not (config.has_gates or config.qk_norm or config.num_experts or config.rope_scaling)
+    return is_plain and all(x.paths == [('full', {})] for x in config.patterns)
+
+
+def _plain(value):
+    if isinstance(value, Mapping):
+        return {name: _plain(x) for name, x in value.items()}
+    return [_plain(x) for x in value] if isinstance(value, tuple) else value
 
 
 def _check_fields(fields):

@@ -1,7 +1,8 @@
-"""Where each parameter of a decoder comes from in a Hugging Face checkpoint, slice by slice.
+"""Where each parameter of a decoder stands in a Hugging Face checkpoint, slice by slice.
 
 Torch keeps the matrix of a linear layer as `[out, in]`; here it is `[in, out]`, with heads as axes
-of their own, all layers stacked.
+of their own, all layers stacked. Gates of attention paths, which no published model has, are kept
+as they are here.
 """
 
 from __future__ import annotations
@@ -29,12 +30,28 @@ class Source:
       shape: Of each.
       cut: Maps an index into the parameter, without layers and experts, to one into the tensor.
       arrange: Maps what is read there, and the shape of the index, to the parameter's form.
+      undo: Maps the parameter, without layers and experts, to the tensor.
     """
 
     name: str
     shape: tuple[int, ...]
     cut: Callable[[Index], Index]
     arrange: Callable[[np.ndarray, tuple[int, ...]], np.ndarray]
+    undo: Callable[[np.ndarray], np.ndarray]
+
+    def tensors(self, parameter: np.ndarray, config: DecoderConfig) -> dict[str, np.ndarray]:
+        """The tensors that hold a parameter, by name."""
+        layers, experts = self._each(config)
+        # Layers lead, then experts.
+        rows = parameter.reshape(len(layers) * len(experts), *parameter.shape[self._leading :])
+        return {
+            name: self.undo(row).reshape(self.shape)
+            for name, row in zip(self.names(config), rows, strict=True)
+        }
+
+    @property
+    def _leading(self) -> int:
+        return ('{layer}' in self.name) + ('{expert}' in self.name)
 
     def count(self, config: DecoderConfig) -> int:
         """How many tensors there are."""
@@ -128,6 +145,15 @@ def sources(config: DecoderConfig) -> dict[str, Source]:
     if config.qk_norm:
         table['layers/attention/query_norm'] = _as_it_is(attention + 'q_norm.weight', head_dim)
         table['layers/attention/key_norm'] = _as_it_is(attention + 'k_norm.weight', head_dim)
+    if config.has_gates:
+        paths = len(config.attention)
+        gate = paths, heads, head_dim if config.gate == 'channel' else 1
+        table |= {
+            'layers/attention/path_gate_kernel': _as_it_is(
+                attention + 'path_gate.weight', hidden, *gate
+            ),
+            'layers/attention/path_gate_bias': _as_it_is(attention + 'path_gate.bias', *gate),
+        }
     if not config.tie_embeddings:
         table['unembedding'] = _as_it_is('lm_head.weight', vocab, hidden)
     return table
@@ -146,11 +172,13 @@ def _size(index, shape):
 
 
 def _as_it_is(name, *shape):
-    return Source(name, shape, lambda index: index, lambda x, size: x)
+    return Source(name, shape, lambda index: index, lambda x, size: x, lambda x: x)
 
 
 def _linear(name, inputs, outputs):
-    return Source(name, (outputs, inputs), lambda index: index[::-1], lambda x, size: x.T)
+    return Source(
+        name, (outputs, inputs), lambda index: index[::-1], lambda x, size: x.T, lambda x: x.T
+    )
 
 
 def _to_heads(name, hidden, heads, head_dim):
@@ -160,7 +188,13 @@ def _to_heads(name, hidden, heads, head_dim):
         inputs, outputs, _ = index
         return _rows(outputs, heads, head_dim), inputs
 
-    return Source(name, (heads * head_dim, hidden), cut, lambda x, size: x.T.reshape(size))
+    return Source(
+        name,
+        (heads * head_dim, hidden),
+        cut,
+        lambda x, size: x.T.reshape(size),
+        lambda x: x.reshape(hidden, -1).T,
+    )
 
 
 def _from_heads(name, hidden, heads, head_dim):
@@ -170,7 +204,13 @@ def _from_heads(name, hidden, heads, head_dim):
         inputs, _, outputs = index
         return outputs, _rows(inputs, heads, head_dim)
 
-    return Source(name, (hidden, heads * head_dim), cut, lambda x, size: x.T.reshape(size))
+    return Source(
+        name,
+        (hidden, heads * head_dim),
+        cut,
+        lambda x, size: x.T.reshape(size),
+        lambda x: x.reshape(-1, hidden).T,
+    )
 
 
 def _rows(of_heads, heads, head_dim):

@@ -1,0 +1,106 @@
+"""Models out of the checkpoints of runs, and into them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+
+import jax
+from flax import nnx
+from ml_collections import ConfigDict
+
+from sa_jax.models.pretrained import Pretrained
+from sa_jax.training.checkpoints import Checkpoints
+from sa_jax.training.configuration import to_json
+from sa_jax.training.inputs import load_inputs
+from sa_jax.training.program import build_program
+from sa_jax.training.workdir import check_workdir, claim_workdir
+
+
+def is_run(path: Path) -> bool:
+    """Whether a directory is the workdir of a run."""
+    return (path / 'config.json').is_file() and (path / 'checkpoints').is_dir()
+
+
+def load_run(workdir: Path, data_dir: Path, *, step: int | None = None) -> Pretrained:
+    """Loads the model of a run from a checkpoint, onto one device.
+
+    Args:
+      workdir: of the run.
+      data_dir: where built corpora and trained tokenizers are kept.
+      step: which checkpoint; None for the latest.
+
+    Raises:
+      ValueError: if there is no such run or checkpoint, or its text or tokenizer can't be had.
+    """
+    if not is_run(workdir):
+        raise ValueError(
+            f'{workdir} is no workdir of a run; expected config.json and checkpoints/ in it.'
+        )
+    config = ConfigDict(json.loads((workdir / 'config.json').read_text()))
+    config.mesh = {'data': 1, 'fsdp': 1, 'tensor': 1}
+    program = build_program(config, jax.local_devices()[:1])
+    with contextlib.closing(
+        Checkpoints(workdir / 'checkpoints', config.training.keep_checkpoints)
+    ) as checkpoints:
+        latest = checkpoints.latest_step()
+        if latest is None or (step is not None and step not in checkpoints.steps()):
+            raise ValueError(
+                f'{checkpoints.directory} has no checkpoint of step {step or 0}; it has '
+                f'{", ".join(map(str, checkpoints.steps())) or "none"}.'
+            )
+        state, _ = checkpoints.restore(latest if step is None else step, program.abstract_state)
+    tokenizer = load_inputs(config, data_dir).tokenizer
+    model = nnx.merge(program.graph, state.params)
+    return Pretrained(model, tokenizer, config.data.sequence_length)
+
+
+def begin_run(pretrained: Pretrained, config: ConfigDict, workdir: Path, data_dir: Path) -> None:
+    """Begins a run with the parameters of a model: writes the checkpoint of step 0.
+
+    Training with this configuration goes on from there.
+
+    Args:
+      pretrained: the model; its tokenizer has to be the configuration's.
+      config: the run's configuration.
+      workdir: of the run, which must not have begun.
+      data_dir: where built corpora and trained tokenizers are kept.
+
+    Raises:
+      ValueError: if the model or the tokenizer is another than the configuration's, or a run has
+        begun.
+    """
+    program = build_program(config)
+    inputs = load_inputs(config, data_dir)
+    fingerprint = pretrained.tokenizer and pretrained.tokenizer.fingerprint
+    if inputs.tokenizer.fingerprint != fingerprint:
+        raise ValueError(
+            "The model's tokenizer is not the configuration's; set data.tokenizer.kind='file' and "
+            "data.tokenizer.path to the model's directory."
+        )
+    check_workdir(workdir, config)
+    params = nnx.to_pure_dict(nnx.state(pretrained.model))
+    state = program.init()
+    expected, found = (
+        {jax.tree_util.keystr(path): x.shape for path, x in jax.tree_util.tree_leaves_with_path(x)}
+        for x in (state.params, params)
+    )
+    if expected != found:
+        names = sorted(x for x in expected | found if expected.get(x) != found.get(x))
+        raise ValueError(
+            f"The model's parameters don't fit the configuration: {', '.join(names[:20])} differ."
+        )
+    with contextlib.closing(
+        Checkpoints(workdir / 'checkpoints', config.training.keep_checkpoints)
+    ) as checkpoints:
+        if checkpoints.latest_step() is not None:
+            raise ValueError(f'{checkpoints.directory} holds a run already; choose another one.')
+        claim_workdir(workdir, config)
+        placed = jax.tree.map(
+            lambda x, like: jax.device_put(x.astype(like.dtype), like.sharding),
+            params,
+            state.params,
+        )
+        data = inputs.training_batches().get_state()
+        checkpoints.save(0, state._replace(params=placed), data, to_json(config))
