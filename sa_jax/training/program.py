@@ -33,7 +33,7 @@ class Program:
     Attributes:
       config: the run's configuration.
       model_config: the architecture.
-      mesh: the devices, with axes data, fsdp, tensor.
+      mesh: the devices, with axes data, fsdp, tensor, sequence.
       graph: the model without its parameters, for `nnx.merge`.
       abstract_state: shapes, types and shardings of the training state.
       init: maps nothing to the initial state, computed directly in its shards.
@@ -191,7 +191,7 @@ def _usable(devices: Sequence[jax.Device] | None, config: ConfigDict) -> list[ja
     """The devices that an open data axis can use: each needs as many rows of a microbatch."""
     devices = list(jax.devices() if devices is None else devices)
     mesh, rows = config.mesh, _microbatch(config)
-    others = mesh.fsdp * mesh.tensor
+    others = mesh.fsdp * mesh.tensor * mesh.get('sequence', 1)
     if mesh.data != -1 or others < 1 or jax.process_count() > 1:
         return devices
     counts = range(len(devices) // others, 0, -1)
