@@ -71,8 +71,8 @@ def attend_to_sequence(
     if mesh is None:
         return paths(*operands)
     # XLA can't partition the loops inside an attention function, so each device is handed its
-    # examples, tokens and heads. All mesh axes split every float operand, hence no cotangent needs a
-    # sum over devices and replication (check_vma) need not be tracked.
+    # examples, tokens and heads. All mesh axes split every float operand, hence no cotangent needs
+    # a sum over devices and replication (check_vma) need not be tracked.
     heads = partition_spec('batch', 'tokens', 'heads', None)
     kv_heads = partition_spec('batch', 'tokens', 'kv_heads', None)
     scope = {'layer': (), 'example': ('batch',), 'head': ('batch', 'kv_heads')}

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 
 import jax
@@ -128,6 +129,7 @@ def build_program(config: ConfigDict, devices: Sequence[jax.Device] | None = Non
         'batch',
         mesh,
     )
+    _check_rows_of_processes(mesh, _microbatch(config))
     # On one device there is nothing to partition.
     model_mesh = mesh if mesh.size > 1 else None
 
@@ -204,6 +206,24 @@ def _usable(devices: Sequence[jax.Device] | None, config: ConfigDict) -> list[ja
             rows,
         )
     return devices[:count]
+
+
+def _check_rows_of_processes(mesh: Mesh, rows: int) -> None:
+    """Each process reads rows of its own, so the mesh has to give it those and no others."""
+    processes = jax.process_count()
+    if processes == 1:
+        return
+    own = rows // processes
+    indices = batch_sharding(mesh).addressable_devices_indices_map((rows,)).values()
+    found = sorted({(x.start or 0, rows if x.stop is None else x.stop) for (x,) in indices})
+    first = own * jax.process_index()
+    is_block = all(a[1] == b[0] for a, b in itertools.pairwise(found))
+    if not is_block or (found[0][0], found[-1][1]) != (first, first + own):
+        raise ValueError(
+            f'The mesh {dict(mesh.shape)} splits a row, or shares it, between {processes} '
+            'processes; expected mesh.data times mesh.fsdp to be a multiple of their number, and '
+            'mesh.tensor and mesh.sequence to stay within one.'
+        )
 
 
 def _check_counts(config: ConfigDict) -> None:
