@@ -48,7 +48,7 @@ def main(argv: list[str]) -> None:
     if not _WORKDIR.value:
         raise app.UsageError('--workdir says where the run is kept; it is missing.')
     workdir = Path(_WORKDIR.value).expanduser()
-    with StopOnSigterm() as stop:
+    with cluster.ending_together(), StopOnSigterm() as stop:
         try:
             run = train(config, workdir, Path(_DATA_DIR.value).expanduser(), stop=stop)
         except DiskFullError as error:

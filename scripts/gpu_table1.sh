@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Table 1 on this machine's GPU in ten minutes: full attention, SWA, SA and SA + SWA, a model of 26M
+# Table 1 on this machine's GPU in ten minutes: full attention, SWA, SA and SA + SWA, a model of 24M
 # parameters on the default corpus, as many of three seeds as the time allows.
 #
 #   scripts/gpu_table1.sh [folder for the results, runs/table1_gpu by default]

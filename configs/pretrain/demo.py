@@ -78,6 +78,7 @@ def get_config(variant: str = 'sa_swa') -> ConfigDict:
     mesh.data = -1  # devices, whatever the other two leave
     mesh.fsdp = 1  # devices that share the parameters
     mesh.tensor = 1  # devices that share heads, feed-forward and vocabulary
+    mesh.sequence = 1  # devices that share the tokens of each row
 
     config.evaluation = evaluation = ConfigDict()
     evaluation.every = 850  # steps; 0 for at the end only

@@ -99,6 +99,7 @@ def get_config(variant: str = 'sa_swa') -> ConfigDict:
     mesh.data = -1  # Copies of the model; -1 takes the devices the others leave.
     mesh.fsdp = 1  # Ways the parameters' hidden axis is split.
     mesh.tensor = 1  # Ways heads and feed-forward are split; the odd vocabulary allows 1 only.
+    mesh.sequence = 1  # Ways the tokens of each row are split.
 
     evaluation = config.evaluation = ConfigDict()
     evaluation.every = 1000  # Steps.

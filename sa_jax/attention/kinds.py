@@ -2,7 +2,7 @@
 
 import jax
 
-from sa_jax.attention import decoding, functions, masks, moba, window
+from sa_jax.attention import decoding, functions, masks, moba, sequence_parallel, window
 from sa_jax.attention import permutation as permutations
 from sa_jax.attention.registry import AttentionContext, Decoding, register_attention
 
@@ -97,6 +97,35 @@ def _moba_mask(query, key, context, *, block_size, top_k, num_sinks=0, **_):
     return moba.mask(query, key, *tokens, block_size, top_k, num_sinks)
 
 
+def _split_sliding_window(query, key, value, context, axis_name, *, num_sinks=0, **options):
+    _check_splittable(num_sinks=num_sinks)
+    return sequence_parallel.sliding_window_attention(
+        query, key, value, axis_name=axis_name, **_tokens(context), **options
+    )
+
+
+def _split_stochastic(
+    query, key, value, context, axis_name, *, circular=False, num_sinks=0, **options
+):
+    _check_splittable(circular=circular, num_sinks=num_sinks)
+    return sequence_parallel.stochastic_attention(
+        query,
+        key,
+        value,
+        axis_name=axis_name,
+        permutation_key=_key(context),
+        is_causal=context.is_causal,
+        segment_ids=context.segment_ids,
+        **options,
+    )
+
+
+def _check_splittable(**options) -> None:
+    for name, value in options.items():
+        if value:
+            raise ValueError(f'{name}={value} has no form for a sequence on several devices')
+
+
 def _check_decodable(context: AttentionContext) -> None:
     has_tokens = context.positions is not None or context.segment_ids is not None
     if has_tokens or not context.is_causal:
@@ -155,6 +184,7 @@ register_attention(
     mask=_sliding_window_mask,
     visible_keys=window.visible_keys_of('sliding_window'),
     decoding=Decoding(_nothing_to_draw, _sliding_window_neighbours),
+    split=_split_sliding_window,
 )
 register_attention(
     'stochastic',
@@ -162,6 +192,7 @@ register_attention(
     mask=_stochastic_mask,
     visible_keys=window.visible_keys_of('stochastic'),
     decoding=Decoding(_draw_slots, _stochastic_neighbours),
+    split=_split_stochastic,
 )
 register_attention(
     'local_stochastic',

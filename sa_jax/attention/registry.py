@@ -79,6 +79,9 @@ class AttentionKind:
       visible_keys: `(n, *, is_causal, **options)` to the expected number of keys a query sees in a
         sequence of n tokens, for FLOP counts; None counts as full attention.
       decoding: how it is decoded over a cache; None if it can't be.
+      split: `function` with an `axis_name`, inside `jax.shard_map`, where each device of that mesh
+        axis has its share of the tokens of query, key and value, and the context has those of the
+        whole sequence; None if it can't be split.
     """
 
     name: str
@@ -86,6 +89,7 @@ class AttentionKind:
     mask: Callable[..., jax.Array] | None = None
     visible_keys: Callable[..., float] | None = None
     decoding: Decoding | None = None
+    split: Callable[..., jax.Array] | None = None
 
 
 _KINDS: dict[str, AttentionKind] = {}
@@ -98,13 +102,14 @@ def register_attention(
     mask: Callable[..., jax.Array] | None = None,
     visible_keys: Callable[..., float] | None = None,
     decoding: Decoding | None = None,
+    split: Callable[..., jax.Array] | None = None,
 ) -> AttentionKind:
     """Makes `function` available to configs under `name`; see `AttentionKind` for the arguments.
 
     Raises:
       ValueError: another function already has the name.
     """
-    kind = AttentionKind(name, function, mask, visible_keys, decoding)
+    kind = AttentionKind(name, function, mask, visible_keys, decoding, split)
     if name in _KINDS and _KINDS[name] != kind:
         raise ValueError(f'attention {name!r} is already registered; choose another name')
     _KINDS[name] = kind

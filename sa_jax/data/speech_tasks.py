@@ -11,6 +11,7 @@ The speeches are in the public domain. The files are the same wherever they are 
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 import re
 from collections.abc import Iterator
@@ -89,7 +90,9 @@ def _write(path: pathlib.Path, items: list[tuple[str, str]]) -> None:
     lines = [
         json.dumps({'context': context, 'continuation': word}) + '\n' for context, word in items
     ]
-    path.write_text(''.join(lines), encoding='utf-8')
+    temporary = path.with_name(f'{path.name}.{os.getpid()}.tmp')  # others may be reading
+    temporary.write_text(''.join(lines), encoding='utf-8')
+    temporary.replace(path)
 
 
 def _spread(items: list) -> list:

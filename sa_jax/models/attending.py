@@ -5,6 +5,7 @@ Shapes: B examples, T tokens, N query heads, K key/value heads, H the width of a
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -44,7 +45,7 @@ def attend_to_sequence(
     def paths(query, key, value, layer, positions, segment_ids, permutation_keys):
         def attend(pattern):
             return tuple(
-                get_attention(name).function(
+                _function(name, mesh)(
                     query,
                     key,
                     value,
@@ -70,10 +71,10 @@ def attend_to_sequence(
     if mesh is None:
         return paths(*operands)
     # XLA can't partition the loops inside an attention function, so each device is handed its
-    # examples and heads. All mesh axes split every float operand, hence no cotangent needs a sum
-    # over devices and replication (check_vma) need not be tracked.
-    heads = partition_spec('batch', None, 'heads', None)
-    kv_heads = partition_spec('batch', None, 'kv_heads', None)
+    # examples, tokens and heads. All mesh axes split every float operand, hence no cotangent needs
+    # a sum over devices and replication (check_vma) need not be tracked.
+    heads = partition_spec('batch', 'tokens', 'heads', None)
+    kv_heads = partition_spec('batch', 'tokens', 'kv_heads', None)
     scope = {'layer': (), 'example': ('batch',), 'head': ('batch', 'kv_heads')}
     specs = (
         heads,
@@ -87,6 +88,19 @@ def attend_to_sequence(
     return jax.shard_map(paths, mesh=mesh, in_specs=specs, out_specs=heads, check_vma=False)(
         *operands
     )
+
+
+def _function(name: str, mesh: Mesh | None) -> Callable[..., Array]:
+    """The attention function of a path, for the tokens that a device has."""
+    kind = get_attention(name)
+    if mesh is None or mesh.shape['sequence'] == 1:
+        return kind.function
+    if kind.split is None:
+        raise ValueError(
+            f'attention {name!r} needs all tokens of a row on one device, but mesh.sequence is '
+            f'{mesh.shape["sequence"]}; set it to 1, or choose stochastic or sliding_window'
+        )
+    return functools.partial(kind.split, axis_name='sequence')
 
 
 def path_keys(

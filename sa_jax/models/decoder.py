@@ -212,7 +212,7 @@ def run_layers(
         return forward(nnx.merge(graph, parameters), *x_and_memory, layer)
 
     x = jnp.take(model.embedding[...], tokens, axis=0, mode='fill', fill_value=jnp.nan)
-    x = constrain(x.astype(config.compute_dtype), mesh, 'batch', None, None)
+    x = constrain(x.astype(config.compute_dtype), mesh, 'batch', 'tokens', None)
     if layers is None:
         (x, memory), gate_means = jax.lax.scan(
             _rematerialise(body, config.remat),
@@ -252,7 +252,7 @@ def unembed(model: Decoder, x: Array, mesh: Mesh | None = None) -> Array:
     logits = jnp.einsum(
         'btd,vd->btv', x, table[...].astype(x.dtype), preferred_element_type=jnp.float32
     )
-    return constrain(logits, mesh, 'batch', None, 'vocab')
+    return constrain(logits, mesh, 'batch', 'tokens', 'vocab')
 
 
 def _layer(
@@ -283,9 +283,9 @@ def _layer(
         query = rms_norm(query, attention.query_norm[...], config.norm_eps)
         key = rms_norm(key, attention.key_norm[...], config.norm_eps)
     outputs, memory = attend(
-        constrain(rope.rotate(query, *rope_tables), mesh, 'batch', None, 'heads', None),
-        constrain(rope.rotate(key, *rope_tables), mesh, 'batch', None, 'kv_heads', None),
-        constrain(value, mesh, 'batch', None, 'kv_heads', None),
+        constrain(rope.rotate(query, *rope_tables), mesh, 'batch', 'tokens', 'heads', None),
+        constrain(rope.rotate(key, *rope_tables), mesh, 'batch', 'tokens', 'kv_heads', None),
+        constrain(value, mesh, 'batch', 'tokens', 'kv_heads', None),
         layer,
         memory,
     )
@@ -305,10 +305,10 @@ def _layer(
     # transpose the weights for it.
     output = attention.output[...]
     x = x + heads.reshape(*heads.shape[:2], -1) @ output.reshape(-1, output.shape[-1])
-    x = constrain(x, mesh, 'batch', None, None)
+    x = constrain(x, mesh, 'batch', 'tokens', None)
 
     x = x + _feed_forward(parameters, x, layer, config, experts, mesh)
-    return (constrain(x, mesh, 'batch', None, None), memory), gate_means
+    return (constrain(x, mesh, 'batch', 'tokens', None), memory), gate_means
 
 
 def _feed_forward(parameters, x, layer, config, experts, mesh):
@@ -387,5 +387,6 @@ def check_inputs(
             )
     if mesh is not None:
         check_divisible('batch', tokens.shape[0], 'batch', mesh)
+        check_divisible('the length of a row', tokens.shape[1], 'tokens', mesh)
         check_divisible('num_heads', config.num_heads, 'heads', mesh)
         check_divisible('num_kv_heads', config.num_kv_heads, 'kv_heads', mesh)

@@ -154,7 +154,7 @@ def mixture(
       layer: Which of the L.
       num_chosen: C.
       normalize: Whether the weights of a token are scaled to sum to one.
-      mesh: Of `make_mesh`; each device runs its share of the experts for its share of the batch.
+      mesh: Of `make_mesh`; each device runs its share of the experts for its tokens.
 
     Returns:
       `[B, T, D]`, x's type.
@@ -170,7 +170,7 @@ def mixture(
 
     if mesh is None:
         return run(x, router, gate, up, down, layer)
-    tokens, everywhere = partition_spec('batch', None, None), partition_spec()
+    tokens, everywhere = partition_spec('batch', 'tokens', None), partition_spec()
     experts = partition_spec('layers', 'experts', None, None)
     specs = (tokens, everywhere, experts, experts, experts, everywhere)
     shard = jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=tokens)

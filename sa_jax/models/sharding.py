@@ -1,8 +1,11 @@
-"""Where arrays live: parameters by name, activations by axis, on a mesh (data, fsdp, tensor).
+"""Where arrays live: parameters by name, activations by axis, on a mesh.
+
+Its axes are data, fsdp, tensor and sequence.
 
 Two tables say it all. `PARAMETER_AXES` names the axes of each parameter, `MESH_AXES` the mesh
 axes that split each of them. The batch is split over data and fsdp together; parameters and
-their optimizer state over fsdp and tensor, and copied over data.
+their optimizer state over fsdp and tensor, and copied over data and sequence; activations also over
+sequence, by their tokens.
 """
 
 from __future__ import annotations
@@ -44,6 +47,7 @@ PARAMETER_AXES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 MESH_AXES: Mapping[str, str | tuple[str, ...] | None] = MappingProxyType(
     {
         'batch': ('data', 'fsdp'),
+        'tokens': 'sequence',
         'vocab': 'tensor',
         'embed': 'fsdp',
         'heads': 'tensor',
@@ -61,17 +65,23 @@ MESH_AXES: Mapping[str, str | tuple[str, ...] | None] = MappingProxyType(
 
 
 def make_mesh(
-    data: int = -1, fsdp: int = 1, tensor: int = 1, *, devices: Sequence[jax.Device] | None = None
+    data: int = -1,
+    fsdp: int = 1,
+    tensor: int = 1,
+    sequence: int = 1,
+    *,
+    devices: Sequence[jax.Device] | None = None,
 ) -> Mesh:
-    """A mesh with the axes data, fsdp and tensor.
+    """A mesh with the axes data, fsdp, tensor and sequence.
 
     Args:
       data: Copies of the parameters, each with its share of the batch.
       fsdp: Ways the parameters' hidden axis is split, each with its share of the batch.
       tensor: Ways the heads, the feed-forward layer and the vocabulary are split.
+      sequence: Ways the tokens of each row are split.
       devices: The devices to use, all by default.
 
-    One of the sizes may be -1: whatever the other two leave.
+    One of the sizes may be -1: whatever the others leave.
 
     Returns:
       The mesh. Its axes are automatic: XLA places what the program doesn't say.
@@ -80,7 +90,7 @@ def make_mesh(
       ValueError: The sizes don't multiply to the number of devices.
     """
     count = len(jax.devices() if devices is None else devices)
-    sizes = {'data': data, 'fsdp': fsdp, 'tensor': tensor}
+    sizes = {'data': data, 'fsdp': fsdp, 'tensor': tensor, 'sequence': sequence}
     if any(size < 1 and size != -1 for size in sizes.values()):
         raise ValueError(f'Mesh sizes must be at least 1, or -1 for the rest; got {sizes}.')
     open_axes = [name for name, size in sizes.items() if size == -1]
@@ -100,7 +110,7 @@ def make_mesh(
             'Choose sizes that multiply to it, or set one to -1.'
         )
     return jax.make_mesh(
-        tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * 3, devices=devices
+        tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * 4, devices=devices
     )
 
 

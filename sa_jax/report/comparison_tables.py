@@ -83,12 +83,12 @@ def values(runs: Sequence[Mapping[str, Any]], variant: str, metric: str) -> dict
 
 def _baselines(runs: Sequence[Mapping[str, Any]]) -> str:
     run = runs[0]
-    revisions = sorted({(run['git_revision'] or 'unknown')[:12] for run in runs})
+    revisions = sorted({_revision(run['git_revision']) for run in runs})
     counted = ', '.join(f'{name} {x["perplexity"]:.1f}' for name, x in run['baselines'].items())
     return (
         f'Each run: {run["tokens"] / 1e6:.1f}M tokens. On the same {run["held_out"]["tokens"]:,} '
         f'held-out tokens: {counted}. {run["last_word"]["items"]} passages. '
-        f'Trained at revision {", ".join(revisions)}.'
+        f'Trained at revision {"; ".join(revisions)}.'
     )
 
 
@@ -117,6 +117,12 @@ def _table(group: str, runs: Sequence[Mapping[str, Any]]) -> str:
             row.append('' if name == REFERENCE else _signed(beside, digits))
         rows.append(row)
     return markdown.table(header, *rows)
+
+
+def _revision(name: str | None) -> str:
+    if name is None:
+        return 'unknown'
+    return name[:12] + ', changed' * name.endswith('-dirty')
 
 
 def _by_variant(missing: Sequence[Mapping[str, Any]]) -> str:

@@ -24,14 +24,15 @@ class Checkpoints:
 
     Args:
       directory: where they are; created if it is missing.
-      keep: how many of the latest to keep.
+      keep: how many of the latest to keep; None to read only, which disturbs nobody who saves.
     """
 
-    def __init__(self, directory: Path, keep: int):
+    def __init__(self, directory: Path, keep: int | None):
         self.directory = directory.resolve()
         options = ocp.CheckpointManagerOptions(
             max_to_keep=keep,
-            cleanup_tmp_directories=True,
+            read_only=keep is None,
+            cleanup_tmp_directories=keep is not None,
             async_options=ocp.AsyncOptions(post_finalization_callback=self._write_manifests),
         )
         self._manager = ocp.CheckpointManager(self.directory, options=options)
@@ -54,7 +55,7 @@ class Checkpoints:
         """
         damaged = {}
         for step in reversed(self.steps()):
-            damage = _agreed(lambda step=step: manifest.find_damage(self.directory / str(step)))
+            damage = _agreed(lambda step=step: self.find_damage(step))
             if damage is None:
                 break
             damaged[step] = damage
@@ -76,6 +77,18 @@ class Checkpoints:
             )
         _agreed(lambda: None)  # all have been renamed
         self._manager.reload()
+
+    def find_damage(self, step: int) -> str | None:
+        """What is wrong with the files of a checkpoint; None if nothing is.
+
+        One without a manifest is from before there were any, and taken as it is, unless others
+        have one.
+        """
+        folder = self.directory / str(step)
+        if (folder / manifest.NAME).exists():
+            return manifest.find_damage(folder)
+        others = (self.directory / str(x) / manifest.NAME for x in self.steps())
+        return f'{manifest.NAME} is missing' if any(x.exists() for x in others) else None
 
     def save(self, step: int, state: Any, data: dict, config: dict) -> None:
         """Starts saving.
@@ -122,12 +135,10 @@ class Checkpoints:
         (self.directory / str(step)).rename(self.directory / name)
 
     def _write_manifests(self) -> None:
-        """Of checkpoints that have just been written; they may not have their name yet."""
+        """Of the checkpoint that has just been written, which doesn't have its name yet."""
         if jax.process_index() == 0:
-            for folder in self.directory.iterdir():
-                is_new = folder.is_dir() and not (folder / manifest.NAME).exists()
-                if is_new and folder.name.partition('.')[0].isdigit():
-                    manifest.write_manifest(folder)
+            for folder in self.directory.glob('*.orbax-checkpoint-tmp'):
+                manifest.write_manifest(folder)
 
     def close(self) -> None:
         """Waits for the save in progress and frees the threads."""

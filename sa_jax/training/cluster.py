@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+
 import jax
 from absl import flags
 
-# What is silent for so long is given up, and with it the run: the others end with an error.
-_HEARTBEAT_TIMEOUT = 30  # seconds
+_TIMEOUTS = {
+    # What is silent for so long is given up, and with it the run: the others end with an error.
+    'heartbeat_timeout_seconds': 30,
+    # At the end the others wait for the first, which counts, samples and plots.
+    'shutdown_timeout_seconds': 3600,
+}
 
 MULTI_HOST = flags.DEFINE_boolean(
     'multi_host',
@@ -32,7 +42,7 @@ def join() -> None:
         if not MULTI_HOST.value:
             return
         try:
-            jax.distributed.initialize(heartbeat_timeout_seconds=_HEARTBEAT_TIMEOUT)
+            jax.distributed.initialize(**_TIMEOUTS)
         except ValueError as error:
             raise ValueError(
                 '--multi_host, but JAX recognises no cluster here: give --coordinator=HOST:PORT, '
@@ -53,5 +63,24 @@ def join() -> None:
         COORDINATOR.value,
         PROCESSES.value,
         PROCESS.value,
-        heartbeat_timeout_seconds=_HEARTBEAT_TIMEOUT,
+        cluster_detection_method='deactivate',  # Slurm's would leave one GPU of a host
+        **_TIMEOUTS,
     )
+
+
+@contextlib.contextmanager
+def ending_together() -> Iterator[None]:
+    """Makes an error of one process end the others, too.
+
+    Python's orderly end would wait for them, and they, in the midst of a step, for this one.
+    """
+    try:
+        yield
+    except BaseException as error:
+        is_failure = not isinstance(error, SystemExit) or error.code
+        if jax.process_count() == 1 or not is_failure:
+            raise
+        traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)

@@ -142,10 +142,17 @@ def read(path: Path, config: ConfigDict) -> dict | None:
     if not file.exists():
         return None
     result = json.loads(file.read_text())
-    changed = differences(result['config'], to_json(config))
-    steps = result['config']['training']['steps'], config.training.steps
-    if steps[0] != steps[1]:  # a run may be prolonged, but it wouldn't compare with others
-        changed.append(f'training.steps: {steps[0]} -> {steps[1]}')
+    before, now = result['config'], to_json(config)
+    changed = differences(before, now)
+    # A run may be prolonged or scored otherwise, but then it doesn't compare with others.
+    for section, field in (
+        ('training', 'steps'),
+        ('evaluation', 'batches'),
+        ('evaluation', 'permutation_draws'),
+    ):
+        values = before[section][field], now[section][field]
+        if values[0] != values[1]:
+            changed.append(f'{section}.{field}: {values[0]} -> {values[1]}')
     if changed:
         raise ValueError(
             f'{file} is of another configuration:\n  ' + '\n  '.join(changed) + '\nDelete '
@@ -229,7 +236,7 @@ def _last_word(run: Run, task: tasks.Task) -> dict[str, Any]:
 
 
 def collect(comparison: Comparison, workdir: Path) -> dict[str, Any]:
-    """The scores of all runs that are finished.
+    """The scores of all runs that are finished, of further seeds as well.
 
     Returns:
       JSON: runs, each with group, variant, seed, git_revision and the figures of `score`; missing,
@@ -239,7 +246,12 @@ def collect(comparison: Comparison, workdir: Path) -> dict[str, Any]:
       ValueError: if there are none, or a folder holds another run.
     """
     runs, missing = [], []
-    for case in comparison.cases:
+    further = [
+        Case(group, variant, int(path.parent.name.removeprefix('seed')))
+        for group, variant in dict.fromkeys(case[:2] for case in comparison.cases)
+        for path in sorted((workdir / variant).glob('seed*/scores.json'))
+    ]
+    for case in dict.fromkeys([*comparison.cases, *further]):
         result = read(folder(workdir, case), comparison.config(case))
         if result is None:
             missing.append(case._asdict())

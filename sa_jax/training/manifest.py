@@ -26,14 +26,12 @@ def write_manifest(folder: Path) -> None:
 
 
 def find_damage(folder: Path) -> str | None:
-    """Compares a folder with its manifest; a folder without one is taken as it is.
+    """Compares a folder with its manifest.
 
     Returns:
       What is wrong with the first file that differs; None if nothing is.
     """
     manifest = folder / NAME
-    if not manifest.exists():
-        return None
     try:
         files = json.loads(manifest.read_text())
         for name, expected in files.items():

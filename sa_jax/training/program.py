@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 
 import jax
@@ -33,7 +34,7 @@ class Program:
     Attributes:
       config: the run's configuration.
       model_config: the architecture.
-      mesh: the devices, with axes data, fsdp, tensor.
+      mesh: the devices, with axes data, fsdp, tensor, sequence.
       graph: the model without its parameters, for `nnx.merge`.
       abstract_state: shapes, types and shardings of the training state.
       init: maps nothing to the initial state, computed directly in its shards.
@@ -128,6 +129,7 @@ def build_program(config: ConfigDict, devices: Sequence[jax.Device] | None = Non
         'batch',
         mesh,
     )
+    _check_rows_of_processes(mesh, _microbatch(config))
     # On one device there is nothing to partition.
     model_mesh = mesh if mesh.size > 1 else None
 
@@ -191,7 +193,7 @@ def _usable(devices: Sequence[jax.Device] | None, config: ConfigDict) -> list[ja
     """The devices that an open data axis can use: each needs as many rows of a microbatch."""
     devices = list(jax.devices() if devices is None else devices)
     mesh, rows = config.mesh, _microbatch(config)
-    others = mesh.fsdp * mesh.tensor
+    others = mesh.fsdp * mesh.tensor * mesh.get('sequence', 1)
     if mesh.data != -1 or others < 1 or jax.process_count() > 1:
         return devices
     counts = range(len(devices) // others, 0, -1)
@@ -204,6 +206,24 @@ def _usable(devices: Sequence[jax.Device] | None, config: ConfigDict) -> list[ja
             rows,
         )
     return devices[:count]
+
+
+def _check_rows_of_processes(mesh: Mesh, rows: int) -> None:
+    """Each process reads rows of its own, so the mesh has to give it those and no others."""
+    processes = jax.process_count()
+    if processes == 1:
+        return
+    own = rows // processes
+    indices = batch_sharding(mesh).addressable_devices_indices_map((rows,)).values()
+    found = sorted({(x.start or 0, rows if x.stop is None else x.stop) for (x,) in indices})
+    first = own * jax.process_index()
+    is_block = all(a[1] == b[0] for a, b in itertools.pairwise(found))
+    if not is_block or (found[0][0], found[-1][1]) != (first, first + own):
+        raise ValueError(
+            f'The mesh {dict(mesh.shape)} splits a row, or shares it, between {processes} '
+            'processes; expected mesh.data times mesh.fsdp to be a multiple of their number, and '
+            'mesh.tensor and mesh.sequence to stay within one.'
+        )
 
 
 def _check_counts(config: ConfigDict) -> None:

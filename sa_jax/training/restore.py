@@ -15,7 +15,7 @@ from sa_jax.training.checkpoints import Checkpoints
 from sa_jax.training.configuration import to_json
 from sa_jax.training.inputs import load_inputs
 from sa_jax.training.program import build_program
-from sa_jax.training.workdir import check_workdir, claim_workdir
+from sa_jax.training.workdir import check_workdir, claim_workdir, locked
 
 
 def is_run(path: Path) -> bool:
@@ -32,7 +32,8 @@ def load_run(workdir: Path, data_dir: Path, *, step: int | None = None) -> Pretr
       step: which checkpoint; None for the latest.
 
     Raises:
-      ValueError: if there is no such run or checkpoint, or its text or tokenizer can't be had.
+      ValueError: if there is no such run or checkpoint, it is damaged, or its text or tokenizer
+        can't be had.
     """
     if not is_run(workdir):
         raise ValueError(
@@ -41,16 +42,20 @@ def load_run(workdir: Path, data_dir: Path, *, step: int | None = None) -> Pretr
     config = ConfigDict(json.loads((workdir / 'config.json').read_text()))
     config.mesh = {'data': 1, 'fsdp': 1, 'tensor': 1}
     program = build_program(config, jax.local_devices()[:1])
-    with contextlib.closing(
-        Checkpoints(workdir / 'checkpoints', config.training.keep_checkpoints)
-    ) as checkpoints:
+    with contextlib.closing(Checkpoints(workdir / 'checkpoints', keep=None)) as checkpoints:
         latest = checkpoints.latest_step()
         if latest is None or (step is not None and step not in checkpoints.steps()):
             raise ValueError(
                 f'{checkpoints.directory} has no checkpoint of step {step or 0}; it has '
                 f'{", ".join(map(str, checkpoints.steps())) or "none"}.'
             )
-        state, _ = checkpoints.restore(latest if step is None else step, program.abstract_state)
+        step = latest if step is None else step
+        if damage := checkpoints.find_damage(step):
+            raise ValueError(
+                f'{checkpoints.directory / str(step)} is damaged: {damage}; choose another step of '
+                f'{", ".join(map(str, checkpoints.steps()))}.'
+            )
+        state, _ = checkpoints.restore(step, program.abstract_state)
     tokenizer = load_inputs(config, data_dir).tokenizer
     model = nnx.merge(program.graph, state.params)
     return Pretrained(model, tokenizer, config.data.sequence_length)
@@ -91,9 +96,12 @@ def begin_run(pretrained: Pretrained, config: ConfigDict, workdir: Path, data_di
         raise ValueError(
             f"The model's parameters don't fit the configuration: {', '.join(names[:20])} differ."
         )
-    with contextlib.closing(
-        Checkpoints(workdir / 'checkpoints', config.training.keep_checkpoints)
-    ) as checkpoints:
+    with (
+        locked(workdir),
+        contextlib.closing(
+            Checkpoints(workdir / 'checkpoints', config.training.keep_checkpoints)
+        ) as checkpoints,
+    ):
         if checkpoints.latest_step() is not None:
             raise ValueError(f'{checkpoints.directory} holds a run already; choose another one.')
         claim_workdir(workdir, config)

@@ -129,6 +129,33 @@ def test_bfloat16():
     assert_alike('stochastic', 2, 128, jnp.bfloat16, window=31, permutation_key=jax.random.key(0))
 
 
+def test_rows_on_other_devices_that_move_less_take_the_same_way():
+    # One way for a device and another for its peers would wait for each other for ever.
+    length = 4 * 256
+    ids = np.ones((BATCH, length), np.int32)
+    ids[1, length // 2 :] = 2  # too much for a pair of devices; the first row is not
+    options = {'window': 17, 'permutation_key': jax.random.key(1)}
+    axes = ('data', 'sequence')
+    mesh = jax.make_mesh((2, 4), axes, axis_types=(AxisType.Auto,) * 2)
+    tokens = PartitionSpec(*axes)
+
+    def attend(query, key, value, segment_ids):
+        return sequence_parallel.stochastic_attention(
+            query, key, value, axis_name='sequence', segment_ids=segment_ids, **options
+        )
+
+    attend = jax.shard_map(
+        attend,
+        mesh=mesh,
+        in_specs=(tokens, tokens, tokens, PartitionSpec('data')),
+        out_specs=tokens,
+        check_vma=False,
+    )
+    *qkv, _ = heads(length)
+    expected = sa_jax.stochastic_attention(*qkv, segment_ids=jnp.asarray(ids), **options)
+    np.testing.assert_allclose(jax.jit(attend)(*qkv, ids), expected, rtol=1e-5, atol=1e-5)
+
+
 def test_what_is_sent():
     devices, length, window = 8, 8 * 512, 65
     *qkv, _ = heads(length)
@@ -147,7 +174,8 @@ def test_what_is_sent():
     # What exceeds the capacity visits all devices instead, in a branch of its own.
     visits = devices * row * shard * (2 * HEADS + 2 * KV_HEADS)
     assert sent['collective-permute'] == (2 + 2 * devices, halo + visits)
-    assert len(sent) == 2
+    assert sent['all-reduce'] == (1, 4)  # whether to: alike on all devices
+    assert len(sent) == 3
 
     attend = sharded('sliding_window', devices, window=window)
     sent = totals(collectives(jax.jit(attend).lower(*qkv).compile().as_text()))

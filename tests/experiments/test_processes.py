@@ -9,6 +9,7 @@ import time
 import pytest
 
 from sa_jax.training.metrics import read_metrics
+from sa_jax.training.workdir import locked
 
 pytestmark = pytest.mark.slow
 STEPS = '--config.training.steps=16'
@@ -63,3 +64,17 @@ def test_a_killed_process_ends_the_others(start_training, tmp_path):
     assert process.returncode != 0
     assert 'Process 1 ended with exit code 137' in output
     assert 'Process 0 ended with exit code' in output
+
+
+def test_what_one_process_refuses_ends_all(start_training, tmp_path):
+    began = time.monotonic()
+    with locked(tmp_path):
+        output, _ = (process := start_training(tmp_path, processes=2)).communicate(timeout=300)
+    assert process.returncode != 0
+    assert 'is in use by process' in output
+    output, _ = (
+        process := start_training(tmp_path, '--config.mesh.tensor=2', processes=2)
+    ).communicate(timeout=300)
+    assert process.returncode != 0
+    assert "'tensor': 2, 'sequence': 1} splits a row, or shares it, between 2 processes" in output
+    assert time.monotonic() - began < 120

@@ -14,8 +14,9 @@ KEY = jax.random.key(3)
 
 
 def test_mesh_sizes():
-    assert dict(make_mesh().shape) == {'data': 8, 'fsdp': 1, 'tensor': 1}
-    assert dict(make_mesh(data=2, fsdp=-1, tensor=2).shape) == {'data': 2, 'fsdp': 2, 'tensor': 2}
+    assert dict(make_mesh().shape) == {'data': 8, 'fsdp': 1, 'tensor': 1, 'sequence': 1}
+    shape = dict(make_mesh(data=2, fsdp=-1, sequence=2).shape)
+    assert shape == {'data': 2, 'fsdp': 2, 'tensor': 1, 'sequence': 2}
     assert make_mesh(devices=jax.devices()[:1]).size == 1
 
 
@@ -63,6 +64,14 @@ def test_indivisible_batch_and_heads_are_named(make_model, tokens):
         model(tokens, permutation_key=KEY, mesh=make_mesh(2, 1, 4))
 
 
+def test_what_a_sequence_axis_cannot_split_is_named(make_model, tokens):
+    mesh = make_mesh(2, 1, 1, 4)
+    with pytest.raises(ValueError, match='the length of a row = 13 cannot be split'):
+        make_model()(tokens, permutation_key=KEY, mesh=mesh)
+    with pytest.raises(ValueError, match="attention 'full' needs all tokens of a row"):
+        make_model(('full',))(tokens[:, :12], mesh=mesh)
+
+
 def _assert_close(actual, expected):
     np.testing.assert_allclose(actual, expected, atol=1e-5 * np.abs(expected).max())
 
@@ -100,19 +109,30 @@ def test_a_mesh_draws_the_permutations_one_device_does(make_model, run, inputs, 
     ],
 )
 def test_a_mesh_computes_what_one_device_does(make_model, inputs, changes):
-    mesh = make_mesh(2, 2, 2)
     graph, state = nnx.split(make_model(implementation=None, **changes))
+    state = jax.device_put(state, parameter_shardings(state, make_mesh(2, 2, 2)))
+    query = state['layers']['attention']['query'][...]
+    assert len(query.addressable_shards) == 8
+    assert {shard.data.shape for shard in query.addressable_shards} == {(2, 8, 2, 8)}
+    _check_mesh(graph, state, inputs, make_mesh(2, 2, 2))
+
+
+@pytest.mark.parametrize('sizes', [(2, 1, 2, 2), (1, 2, 1, 4)])
+def test_a_mesh_splits_rows_too(make_model, inputs, sizes):
+    inputs = {name: x[:, :12] if x.ndim == 2 else x for name, x in inputs.items()}
+    graph, state = nnx.split(make_model(implementation=None, permutation_scope='example'))
+    _check_mesh(graph, state, inputs, make_mesh(*sizes))
+
+
+def _check_mesh(graph, state, inputs, mesh):
+    """Output and gradients on a mesh are those on one device."""
 
     def loss(state, inputs, mesh):
         output = nnx.merge(graph, state)(permutation_key=KEY, mesh=mesh, **inputs)
         return jnp.mean(jnp.sin(output.logits)), output
 
     run = jax.jit(jax.grad(loss, has_aux=True), static_argnames='mesh')
-    one = run(state, inputs, mesh=None)
-
+    one = run(jax.device_put(state, jax.devices()[0]), inputs, mesh=None)
     state = jax.device_put(state, parameter_shardings(state, mesh))
-    query = state['layers']['attention']['query'][...]
-    assert len(query.addressable_shards) == 8
-    assert {shard.data.shape for shard in query.addressable_shards} == {(2, 8, 2, 8)}
     many = run(state, jax.device_put(inputs, batch_sharding(mesh)), mesh=mesh)
     jax.tree.map(_assert_close, many, one)

@@ -58,6 +58,26 @@ def test_keeps_the_latest(checkpoints):
     assert kept == {'2', '3', '4'}
 
 
+def test_a_reader_disturbs_nobody_who_saves(checkpoints):
+    checkpoints.save(1, {'x': jnp.ones(2)}, {}, {})
+    assert checkpoints.steps() == [1]
+    unfinished = checkpoints.directory / '2.orbax-checkpoint-tmp'
+    unfinished.mkdir()
+    with contextlib.closing(Checkpoints(checkpoints.directory, keep=None)) as reader:
+        assert reader.steps() == [1]
+    assert unfinished.exists()
+
+
+def test_a_checkpoint_without_a_manifest(checkpoints):
+    for step in (1, 2):
+        checkpoints.save(step, {'x': jnp.ones(2)}, {}, {})
+    assert checkpoints.steps() == [1, 2]
+    (checkpoints.directory / '2' / 'manifest.json').unlink()
+    assert checkpoints.find_damage(2) == 'manifest.json is missing'
+    (checkpoints.directory / '1' / 'manifest.json').unlink()
+    assert checkpoints.find_damage(2) is None  # all from before there were any
+
+
 def damage(folder, kind):
     """Damages the largest file of a checkpoint."""
     path = max((x for x in folder.glob('*/**/*') if x.is_file()), key=lambda x: x.stat().st_size)

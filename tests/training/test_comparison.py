@@ -115,6 +115,13 @@ def test_runs_are_finished_once_and_reported(write_config, data_dir, tmp_path, o
     tables = comparison_tables.tables(figures)
     assert 'Not run yet: `full` (seeds 0, 1).' in tables
     assert '| `sa_swa` | 2 |' in tables
+    copy = workdir / 'sa_swa' / 'seed7'
+    copy.mkdir()
+    scores = json.loads((workdir / 'sa_swa' / 'seed1' / 'scores.json').read_text())
+    scores['config']['seed'] = 7
+    (copy / 'scores.json').write_text(json.dumps(scores))
+    further = comparison.collect(Comparison(path), workdir)['runs']
+    assert [x['seed'] for x in further if x['variant'] == 'sa_swa'] == [0, 1, 7]
     comparison_plot.plot(figures, tmp_path)
     for name in ('variants.png', 'variants.svg', 'gates.png', 'gates.svg'):
         assert (tmp_path / name).stat().st_size > 1000

@@ -59,8 +59,3 @@ def test_names_stay_within_the_folder(folder, tmp_path):
     for name in ('../secret', 'state/../../secret', str(tmp_path / 'secret')):
         (folder / manifest.NAME).write_text(json.dumps({name: {'bytes': 4, 'sha256': ''}}))
         assert 'which is elsewhere' in manifest.find_damage(folder)
-
-
-def test_a_folder_from_before_manifests_is_taken_as_it_is(folder):
-    (folder / manifest.NAME).unlink()
-    assert manifest.find_damage(folder) is None

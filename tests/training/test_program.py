@@ -20,7 +20,7 @@ def test_an_open_data_axis_takes_the_devices_that_divide_the_batch(tiny):
     sharded = build_program(
         tiny(training__gradient_accumulation=1, training__batch_size=6, mesh__fsdp=2)
     )
-    assert dict(sharded.mesh.shape) == {'data': 3, 'fsdp': 2, 'tensor': 1}
+    assert dict(sharded.mesh.shape) == {'data': 3, 'fsdp': 2, 'tensor': 1, 'sequence': 1}
 
 
 def test_fixed_mesh_sizes_are_not_changed(tiny):
