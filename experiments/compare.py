@@ -16,6 +16,7 @@ from sa_jax.report import comparison_plot, comparison_tables
 from sa_jax.training import comparison
 from sa_jax.training.results import write_result
 from sa_jax.training.trainer import StopOnSigterm
+from sa_jax.training.workdir import keep_compiled
 
 _CONFIG = flags.DEFINE_string('config', None, 'A file with VARIANTS and SEEDS.', required=True)
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Keeps the runs.', required=True)
@@ -43,6 +44,7 @@ def main(argv: list[str]) -> None:
     except ValueError as error:
         raise app.UsageError(str(error)) from error
     if not _REPORT_ONLY.value:
+        keep_compiled(workdir)  # a variant's seeds share what is compiled
         with StopOnSigterm() as stop:
             finished = comparison.run_all(
                 study,

@@ -19,7 +19,7 @@ from sa_jax.training.configuration import parse_flags
 from sa_jax.training.dry_run import describe
 from sa_jax.training.finish import finish
 from sa_jax.training.trainer import StopOnSigterm, train
-from sa_jax.training.workdir import DiskFullError
+from sa_jax.training.workdir import DiskFullError, keep_compiled
 
 _CONFIG = config_flags.DEFINE_config_file('config', None, 'The configuration file.')
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Receives checkpoints, metrics and plots.')
@@ -48,6 +48,7 @@ def main(argv: list[str]) -> None:
     if not _WORKDIR.value:
         raise app.UsageError('--workdir says where the run is kept; it is missing.')
     workdir = Path(_WORKDIR.value).expanduser()
+    keep_compiled(workdir)
     with cluster.ending_together(), StopOnSigterm() as stop:
         try:
             run = train(config, workdir, Path(_DATA_DIR.value).expanduser(), stop=stop)

@@ -23,9 +23,7 @@ sys.exit(device.platform != "gpu")' 2>&1); then
 fi
 mkdir -p "$out" || exit
 echo "On ${device##*$'\n'}:"
-# A variant's seeds share what is compiled.
-JAX_COMPILATION_CACHE_DIR=$(realpath "$out")/cache
-export JAX_COMPILATION_CACHE_DIR PYTHONUNBUFFERED=1
+export PYTHONUNBUFFERED=1
 compare=("$python" -m experiments.compare --config=configs/pretrain/table1_gpu.py --workdir="$out"
   --data_dir="${DATA_DIR:-$HOME/.cache/sa_jax}")
 

@@ -53,6 +53,15 @@ def locked(workdir: Path) -> Iterator[None]:
         yield
 
 
+def keep_compiled(workdir: Path) -> None:
+    """Keeps compiled programs in `compiled`, so that a run that continues needn't wait for them.
+
+    Where JAX's own variable JAX_COMPILATION_CACHE_DIR names a folder, they are kept there.
+    """
+    if not jax.config.jax_compilation_cache_dir:
+        jax.config.update('jax_compilation_cache_dir', str((workdir / 'compiled').resolve()))
+
+
 class DiskFullError(OSError):
     """There is no space left where a run is kept."""
 

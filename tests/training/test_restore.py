@@ -46,7 +46,7 @@ def test_there_and_back(tiny, bpe, data_dir, tmp_path, one_device):
     with pytest.raises(ValueError, match='no workdir of a run'):
         load_run(tmp_path, data_dir)
     (tmp_path / 'run' / 'checkpoints' / '2' / 'state' / 'manifest.ocdbt').write_bytes(b'')
-    with pytest.raises(ValueError, match='2 is damaged: state/manifest.ocdbt has 0 bytes'):
+    with pytest.raises(ValueError, match='2 is damaged: state'):
         load_run(tmp_path / 'run', data_dir, step=2)
 
     save_pretrained(loaded, tmp_path / 'files')

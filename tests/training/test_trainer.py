@@ -113,6 +113,19 @@ def test_resume_after_losing_the_last_steps(uninterrupted, reference, tiny, trai
     assert records(workdir) == records(uninterrupted)
 
 
+def test_nothing_is_compiled_twice(tiny, train, tmp_path):
+    compiled = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda name, *_, **__: compiled.append(name) if 'backend_compile' in name else None
+    )
+    counts = []
+    for name, steps in (('first', 4), ('short', 6), ('long', 12)):
+        compiled.clear()
+        train(tiny(training__steps=steps, evaluation__every=2), tmp_path / name)
+        counts.append(len(compiled))
+    assert counts[1] == counts[2] > 0  # the first one also compiles what all runs share
+
+
 def test_finished_run_has_nothing_to_do(uninterrupted, reference, tiny, train):
     before = (uninterrupted / 'metrics.jsonl').read_bytes()
     again = train(tiny(), uninterrupted)
