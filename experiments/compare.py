@@ -28,6 +28,19 @@ _SEEDS = flags.DEFINE_list('seeds', None, "Numbers of the seeds; by default the 
 _REPORT_ONLY = flags.DEFINE_boolean('report_only', False, 'Report what is finished; train nothing.')
 
 
+def run(study: comparison.Comparison, workdir: Path) -> bool:
+    """Runs what isn't finished; returns whether all are."""
+    keep_compiled(workdir)  # a variant's seeds share what is compiled
+    with StopOnSigterm() as stop:
+        return comparison.run_all(
+            study,
+            workdir,
+            Path(_DATA_DIR.value).expanduser(),
+            stop=stop,
+            on_start=lambda case: print(f'{case.variant}, seed {case.seed}', flush=True),
+        )
+
+
 def main(argv: list[str]) -> None:
     """Runs what isn't finished, and reports."""
     if len(argv) > 1:
@@ -43,20 +56,13 @@ def main(argv: list[str]) -> None:
         study = comparison.Comparison(Path(_CONFIG.value), _VARIANTS.value, seeds)
     except ValueError as error:
         raise app.UsageError(str(error)) from error
-    if not _REPORT_ONLY.value:
-        keep_compiled(workdir)  # a variant's seeds share what is compiled
-        with StopOnSigterm() as stop:
-            finished = comparison.run_all(
-                study,
-                workdir,
-                Path(_DATA_DIR.value).expanduser(),
-                stop=stop,
-                on_start=lambda case: print(f'{case.variant}, seed {case.seed}', flush=True),
-            )
-        if not finished:
+    try:
+        if not _REPORT_ONLY.value and not run(study, workdir):
             print('Stopped as asked; the same command goes on.')
             return
-    figures = comparison.collect(comparison.Comparison(Path(_CONFIG.value)), workdir)
+        figures = comparison.collect(comparison.Comparison(Path(_CONFIG.value)), workdir)
+    except ValueError as error:
+        raise SystemExit(str(error)) from error
     write_result(
         workdir / 'result.json',
         config={'config': _CONFIG.value},
