@@ -211,7 +211,9 @@ def run_layers(
         parameters = jax.tree.map(lambda p: p.astype(config.compute_dtype), parameters)
         return forward(nnx.merge(graph, parameters), *x_and_memory, layer)
 
-    x = jnp.take(model.embedding[...], tokens, axis=0, mode='fill', fill_value=jnp.nan)
+    # In whole rows, as for the logits: the gradients of both uses are added, and sent once.
+    table = constrain(model.embedding[...], mesh, 'vocab', None)
+    x = jnp.take(table, tokens, axis=0, mode='fill', fill_value=jnp.nan)
     x = constrain(x.astype(config.compute_dtype), mesh, 'batch', 'tokens', None)
     if layers is None:
         (x, memory), gate_means = jax.lax.scan(
@@ -249,9 +251,8 @@ def unembed(model: Decoder, x: Array, mesh: Mesh | None = None) -> Array:
     config = model.config
     x = rms_norm(x, model.final_norm[...], config.norm_eps)
     table = model.embedding if config.tie_embeddings else model.unembedding
-    logits = jnp.einsum(
-        'btd,vd->btv', x, table[...].astype(x.dtype), preferred_element_type=jnp.float32
-    )
+    table = constrain(table[...], mesh, 'vocab', None)
+    logits = jnp.einsum('btd,vd->btv', x, table.astype(x.dtype), preferred_element_type=jnp.float32)
     return constrain(logits, mesh, 'batch', 'tokens', 'vocab')
 
 
