@@ -1,76 +1,66 @@
-"""Times the training step of a config's variants, interleaved, on the data they train on.
+r"""Times the training step of a config's variants, interleaved, on the data they train on.
 
-    python -m experiments.throughput --config=configs/pretrain/demo.py --workdir=runs/throughput
+    python -m experiments.throughput --config=configs/pretrain/throughput.py --peer \
+        --workdir=runs/throughput
 
-Each round runs every variant for some steps; the first round is not counted. Nothing else should
-run on the machine.
+Each round runs every variant for some steps. With --peer Hugging Face's transformers trains the
+same model as the variant full, on the CPU, from the same weights on the same batches; it needs the
+extra oracle. Nothing else should run on the machine.
 """
 
 import runpy
-import time
 from pathlib import Path
 
 import jax
-import numpy as np
 from absl import app, flags
 from tqdm import tqdm
 
+from sa_jax.benchmarks import training
 from sa_jax.training.configuration import to_json
-from sa_jax.training.inputs import load_inputs
-from sa_jax.training.program import build_program
 from sa_jax.training.results import write_result
 
-_CONFIG = flags.DEFINE_string('config', None, 'Config file whose get_config takes a variant.')
+_CONFIG = flags.DEFINE_string('config', None, 'A file whose get_config takes a variant.')
 _VARIANTS = flags.DEFINE_list('variants', ['full', 'swa', 'sa', 'sa_swa'], 'What to compare.')
-_WORKDIR = flags.DEFINE_string('workdir', None, 'Receives result.json.')
+_PEER = flags.DEFINE_boolean('peer', False, "Also transformers' model, beside the variant full.")
+_WORKDIR = flags.DEFINE_string('workdir', None, 'Receives result.json and throughput.md.')
 _DATA_DIR = flags.DEFINE_string('data_dir', '~/.cache/sa_jax', 'Keeps corpora and tokenizers.')
-_ROUNDS = flags.DEFINE_integer('rounds', 7, 'Counted rounds.', lower_bound=1)
-_STEPS = flags.DEFINE_integer('steps', 25, 'Steps of a variant per round.', lower_bound=1)
-
-
-def run_steps(step, program, batches, state, count):
-    """Runs some steps; returns the state and the tokens per second, reading of data included."""
-    start, tokens = time.perf_counter(), 0.0
-    for _ in range(count):
-        batch = next(batches)
-        tokens += float(batch['weights'].sum())
-        state, _ = step(state, program.place_batch(batch))
-    jax.block_until_ready(state.params)
-    return state, tokens / (time.perf_counter() - start)
+_ROUNDS = flags.DEFINE_integer('rounds', 7, 'Measurements of each.', lower_bound=1)
+_STEPS = flags.DEFINE_integer('steps', 2, 'Steps of a measurement.', lower_bound=1)
 
 
 def main(argv: list[str]) -> None:
-    """Measures, prints a table and writes result.json."""
+    """Measures, prints a table and writes it with result.json."""
     if len(argv) > 1:
         raise app.UsageError(f'Unexpected arguments: {" ".join(argv[1:])}')
+    if _PEER.value and 'full' not in _VARIANTS.value:
+        raise app.UsageError('--peer trains as full does; --variants must name full.')
+    if _PEER.value:
+        jax.config.update('jax_platforms', 'cpu')
     get_config = runpy.run_path(_CONFIG.value)['get_config']
-    configs = {variant: get_config(variant) for variant in _VARIANTS.value}
-    runs, rates = {}, {variant: [] for variant in configs}
-    for variant, config in configs.items():
-        program = build_program(config)
-        inputs = load_inputs(config, Path(_DATA_DIR.value).expanduser())
-        runs[variant] = program, inputs.training_batches(), program.compile_step()
-    states = {variant: program.init() for variant, (program, *_) in runs.items()}
-    for round_ in tqdm(range(_ROUNDS.value + 1), unit='round'):
-        for variant, (program, batches, step) in runs.items():
-            states[variant], rate = run_steps(step, program, batches, states[variant], _STEPS.value)
-            if round_:
-                rates[variant].append(rate)
-    figures = {
-        variant: {'median': float(np.median(x)), 'least': min(x), 'most': max(x)}
-        for variant, x in rates.items()
-    }
+    try:
+        configs = {variant: get_config(variant) for variant in _VARIANTS.value}
+        with tqdm(total=_ROUNDS.value * (len(configs) + _PEER.value), disable=None) as bar:
+            figures = training.measure(
+                configs,
+                Path(_DATA_DIR.value).expanduser(),
+                peer_of='full' if _PEER.value else None,
+                rounds=_ROUNDS.value,
+                steps=_STEPS.value,
+                on_measured=bar.update,
+            )
+    except (ImportError, ValueError) as error:
+        raise SystemExit(str(error)) from None
     workdir = Path(_WORKDIR.value).expanduser()
     workdir.mkdir(parents=True, exist_ok=True)
     write_result(
         workdir / 'result.json',
         config={variant: to_json(config) for variant, config in configs.items()},
-        figures={'tokens_per_s': figures},
+        figures=figures,
         seeds={variant: config.seed for variant, config in configs.items()},
     )
-    print('| variant | tokens/s | least | most |\n|---|---|---|---|')
-    for variant, x in figures.items():
-        print(f'| {variant} | {x["median"]:,.0f} | {x["least"]:,.0f} | {x["most"]:,.0f} |')
+    text = training.table(figures)
+    (workdir / 'throughput.md').write_text(text)
+    print(text, end='')
 
 
 if __name__ == '__main__':

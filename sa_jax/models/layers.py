@@ -6,6 +6,7 @@ hidden width of the feed-forward layer, P attention paths.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import jax
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 from jax import Array
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def rms_norm(x: Array, weight: Array, epsilon: float) -> Array:
     """Divides by the root mean square over the last axis, in float32.
 
@@ -24,23 +26,66 @@ def rms_norm(x: Array, weight: Array, epsilon: float) -> Array:
     Returns:
       `[..., D]`, x's type.
     """
-    x32 = x.astype(jnp.float32)
-    mean_square = jnp.mean(jnp.square(x32), axis=-1, keepdims=True)
-    return (x32 * jax.lax.rsqrt(mean_square + epsilon)).astype(x.dtype) * weight.astype(x.dtype)
+    normed, _ = _normed(x, epsilon)
+    return normed.astype(x.dtype) * weight.astype(x.dtype)
 
 
+def _normed(x, epsilon):
+    """Of unit mean square, float32, and what x was multiplied with."""
+    x = x.astype(jnp.float32)
+    factor = jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + epsilon)
+    return x * factor, factor
+
+
+def _rms_norm_forward(x, weight, epsilon):
+    return rms_norm(x, weight, epsilon), (x, weight)
+
+
+def _rms_norm_backward(epsilon, residuals, gradient):
+    x, weight = residuals
+    normed, factor = _normed(x, epsilon)
+    gradient = gradient.astype(jnp.float32)
+    of_weight = jnp.sum(gradient * normed, axis=range(x.ndim - 1))
+    gradient *= weight.astype(jnp.float32)
+    of_x = factor * (gradient - normed * jnp.mean(gradient * normed, axis=-1, keepdims=True))
+    return of_x.astype(x.dtype), of_weight.astype(weight.dtype)
+
+
+rms_norm.defvjp(_rms_norm_forward, _rms_norm_backward)
+
+
+@jax.custom_vjp
 def swiglu(x: Array, gate: Array, up: Array) -> Array:
     """The gated hidden layer `silu(x @ gate) * (x @ up)`.
 
     Args:
-      x: `[B, T, D]`.
+      x: `[..., D]`.
       gate: `[D, F]`.
       up: `[D, F]`.
 
     Returns:
-      `[B, T, F]`, x's type.
+      `[..., F]`, x's type.
     """
     return jax.nn.silu(x @ gate) * (x @ up)
+
+
+def _swiglu_forward(x, gate, up):
+    gated, linear = x @ gate, x @ up
+    return jax.nn.silu(gated) * linear, (x, gate, up, gated, linear)
+
+
+def _swiglu_backward(residuals, gradient):
+    x, gate, up, gated, linear = residuals
+    gated, linear, gradient = (z.astype(jnp.float32) for z in (gated, linear, gradient))
+    sigmoid = jax.nn.sigmoid(gated)
+    of_gated = gradient * linear * sigmoid * (1 + gated * (1 - sigmoid))
+    of_linear = gradient * gated * sigmoid
+    of_gated, of_linear = (z.astype(x.dtype) for z in (of_gated, of_linear))
+    of_weights = (jnp.einsum('...d,...f->df', x, z) for z in (of_gated, of_linear))
+    return of_gated @ gate.T + of_linear @ up.T, *of_weights
+
+
+swiglu.defvjp(_swiglu_forward, _swiglu_backward)
 
 
 def path_gates(x: Array, kernel: Array, bias: Array, *, are_shares: bool = False) -> Array:

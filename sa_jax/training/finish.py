@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -82,7 +83,7 @@ def finish(run: Run, workdir: Path) -> Summary | None:
             name: {'loss': loss, 'perplexity': math.exp(loss)} for name, loss in losses.items()
         },
         'tokens_per_s': {'median': float(np.median(rates)), 'std': float(np.std(rates))},
-    }
+    } | timing(records)
     text = sample_paragraph(run, params)
     config = to_json(run.program.config)
     write_result(
@@ -97,6 +98,30 @@ def finish(run: Run, workdir: Path) -> Summary | None:
         'Checkpoint': workdir / 'checkpoints' / run.checkpoint.name,
     }
     return Summary(figures, text, files)
+
+
+def timing(records: Sequence[dict]) -> dict:
+    """Where the time of a run went.
+
+    Args:
+      records: its metrics.
+
+    Returns:
+      JSON: step_seconds, the median of the records' medians and the most of any step; input_wait,
+      the share of the time that went into getting batches, the median; save_seconds, the most that
+      a checkpoint kept steps waiting, None for the one at the end.
+    """
+    steps = [record['step_seconds'] for record in records]
+    return {
+        'step_seconds': {
+            'median': float(np.median([x['median'] for x in steps])),
+            'most': max(x['most'] for x in steps),
+        },
+        'input_wait': float(np.median([record['input_wait'] for record in records])),
+        'save_seconds': max(
+            (x['save_seconds'] for x in records if 'save_seconds' in x), default=None
+        ),
+    }
 
 
 def _evaluate(run: Run) -> dict[str, float]:

@@ -1,13 +1,16 @@
 """Where training writes its figures: metrics.jsonl, TensorBoard, Weights & Biases."""
 
+import contextlib
 import json
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from absl import logging
 from tensorboardX import SummaryWriter
 from tqdm import tqdm
@@ -15,7 +18,7 @@ from tqdm import tqdm
 from sa_jax.training.files import write_atomically
 
 # Fields of a metrics record that depend on the clock; all others repeat exactly.
-TIME_FIELDS = ('tokens_per_s', 'mfu')
+TIME_FIELDS = ('tokens_per_s', 'mfu', 'step_seconds', 'input_wait', 'save_seconds')
 
 # Dense bfloat16 peak of one device, FLOP/s, from the vendors' data sheets; the first name that
 # occurs in `jax.Device.device_kind` counts.
@@ -44,7 +47,7 @@ def peak_flops(device: jax.Device) -> float | None:
 
 
 class Throughput:
-    """Tokens per second and model FLOPs utilisation between two records.
+    """Tokens per second, model FLOPs utilisation and where time goes, between two records.
 
     Args:
       flops_per_token: of training, forward and backward.
@@ -58,19 +61,38 @@ class Throughput:
 
     def restart(self) -> None:
         """Starts the clock anew, after anything that is not training."""
-        self._tokens, self._start = 0, time.perf_counter()
+        self._tokens, self._waited, self._ends = 0, 0.0, [time.perf_counter()]
 
     def add(self, tokens: float) -> None:
-        """Counts the tokens of a finished step."""
+        """Counts the tokens of a step that has just finished."""
         self._tokens += tokens
+        self._ends.append(time.perf_counter())
 
-    def read(self) -> dict[str, float]:
-        """Returns tokens_per_s, and mfu (0 to 1) where the peak is known, and starts anew."""
-        rate = self._tokens / max(time.perf_counter() - self._start, 1e-9)
-        self.restart()
-        figures = {'tokens_per_s': rate}
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Around whatever brings the next batch."""
+        start = time.perf_counter()
+        yield
+        self._waited += time.perf_counter() - start
+
+    def read(self) -> dict[str, Any]:
+        """The figures of the steps since the last restart, which begins anew.
+
+        Returns:
+          tokens_per_s; mfu (0 to 1) where the peak is known; step_seconds, the median and the
+          most; input_wait, the share of the time (0 to 1) that the loop spent on getting batches:
+          what of it the devices sat idle for is less, as they have a step in hand meanwhile.
+        """
+        elapsed = max(time.perf_counter() - self._ends[0], 1e-9)
+        rate, seconds = self._tokens / elapsed, np.diff(self._ends)
+        figures = {
+            'tokens_per_s': rate,
+            'step_seconds': {'median': float(np.median(seconds)), 'most': float(seconds.max())},
+            'input_wait': self._waited / elapsed,
+        }
         if self._peak_tokens:
             figures['mfu'] = rate / self._peak_tokens
+        self.restart()
         return figures
 
 

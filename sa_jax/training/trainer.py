@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -163,6 +164,8 @@ class _Loop:
         )
         # Metrics of dispatched steps not yet looked at, oldest first.
         self._pending: collections.deque = collections.deque()
+        # How long the last checkpoint kept steps waiting, for the next record.
+        self._saving: dict[str, float] = {}
         self._progress = self._writer = None
         if jax.process_index() == 0:
             project = config.get('logging', {}).get('wandb_project', '')
@@ -182,7 +185,8 @@ class _Loop:
         compiled_step = self._program.compile_step()
         self._throughput.restart()
         for step in range(start + 1, training.steps + 1):
-            batch = self._program.place_batch(next(self._batches))
+            with self._throughput.waiting():
+                batch = self._program.place_batch(next(self._batches))
             # An accidental copy between host and device in here would stall every step.
             with jax.transfer_guard('disallow'):
                 state, metrics = compiled_step(state, batch)
@@ -223,7 +227,9 @@ class _Loop:
             'grad_norm': float(metrics['grad_norm']),
             'learning_rate': float(metrics['learning_rate']),
             'tokens': int(metrics['tokens']),
-        } | self._throughput.read()
+        }
+        record |= self._throughput.read() | self._saving
+        self._saving = {}
         if metrics['gates'].size:
             paths = enumerate(self._program.model_config.attention)
             record['gates'] = {
@@ -242,9 +248,11 @@ class _Loop:
         self._throughput.restart()
 
     def _save(self, step: int, state: TrainState) -> None:
+        start = time.perf_counter()
         if self._writer:
             self._writer.flush()
         self._checkpoints.save(step, state, self._batches.get_state(), self._json_config)
+        self._saving = {'save_seconds': time.perf_counter() - start}
         self._throughput.restart()
 
     def _draws(self, evaluates: bool, last: bool) -> int:

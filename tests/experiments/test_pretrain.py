@@ -53,6 +53,10 @@ def test_end_of_a_run(start_training, tmp_path):
     assert '--config.training.steps=4' in result['command']
     assert set(result['figures']['baselines']) == {'unigram', 'bigram'}
     assert result['figures']['held_out']['perplexity'] > 1
+    step = result['figures']['step_seconds']
+    assert 0 < step['median'] <= step['most']
+    assert 0 <= result['figures']['input_wait'] < 1
+    assert result['figures']['save_seconds'] > 0
     assert 'bigram' in output
     assert 'paragraph' in output
 

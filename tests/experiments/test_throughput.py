@@ -14,12 +14,16 @@ import tiny_config
 def get_config(variant):
     config = tiny_config.get_config(variant)
     config.data.path = {data!r}
+    config.data.cross_document_attention = True
+    if variant == 'full':
+        config.model.attention_options = {{}}
     return config
 """
 
 
 @pytest.mark.slow
-def test_throughput(run_experiment, tmp_path):
+@pytest.mark.parametrize('has_peer', [False, True], ids=['alone', 'peer'])
+def test_throughput(run_experiment, tmp_path, has_peer):
     for split in ('train', 'validation'):
         (tmp_path / 'data' / split).mkdir(parents=True)
         for index in range(12):
@@ -28,10 +32,17 @@ def test_throughput(run_experiment, tmp_path):
     config = tmp_path / 'config.py'
     folder = str(ROOT / 'tests' / 'training')
     config.write_text(CONFIG.format(folder=folder, data=str(tmp_path / 'data')))
-    flags = ['--variants=swa,sa_swa', f'--config={config}', f'--workdir={tmp_path / "out"}']
+    flags = ['--variants=full,sa_swa', f'--config={config}', f'--workdir={tmp_path / "out"}']
     flags += ['--rounds=1', '--steps=2', f'--data_dir={tmp_path / "cache"}']
+    if has_peer:
+        pytest.importorskip('transformers')
+        flags.append('--peer')
     done = run_experiment('throughput', *flags)
     assert done.returncode == 0, done.stderr
     assert '| sa_swa |' in done.stdout
-    figures = json.loads((tmp_path / 'out' / 'result.json').read_text())['figures']['tokens_per_s']
-    assert all(0 < x['least'] <= x['median'] <= x['most'] for x in figures.values())
+    figures = json.loads((tmp_path / 'out' / 'result.json').read_text())['figures']
+    assert set(figures) == {'full', 'sa_swa'} | ({'transformers'} if has_peer else set())
+    for x in figures.values():
+        rate = x['tokens_per_s']
+        assert 0 < rate['least'] <= rate['median'] <= rate['most']
+        assert ('speedup' in x) == has_peer

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from sa_jax.models.layers import (
     join_paths,
@@ -36,6 +37,34 @@ def test_swiglu():
     np.testing.assert_allclose(
         swiglu(*map(jnp.array, (x, gate, up))), z / (1 + np.exp(-z)) * (x @ up), rtol=1e-5
     )
+
+
+@pytest.mark.parametrize(('dtype', 'tolerance'), [('float32', 1e-5), ('bfloat16', 2e-2)])
+def test_backward_passes_are_those_of_the_formulas(dtype, tolerance):
+    def norm(x, weight):
+        return x * jax.lax.rsqrt(jnp.mean(x**2, -1, keepdims=True) + 1e-3) * weight
+
+    def hidden(x, gate, up):
+        return jax.nn.silu(x @ gate) * (x @ up)
+
+    def gradients(function, arguments):
+        output, pull = jax.vjp(function, *arguments)
+        return pull(jnp.asarray(_normal(9, output.shape)).astype(output.dtype))
+
+    x, weight, gate, up = (
+        jnp.asarray(_normal(i, shape)).astype(dtype)
+        for i, shape in enumerate([(2, 3, 8), (8,), (8, 6), (8, 6)])
+    )
+    for own, plain, arguments in (
+        (lambda x, weight: rms_norm(x, weight, 1e-3), norm, (x, weight)),
+        (swiglu, hidden, (x, gate, up)),
+    ):
+        found = gradients(own, arguments)
+        expected = gradients(plain, [y.astype('float32') for y in arguments])
+        assert {a.dtype for a in found} == {jnp.dtype(dtype)}
+        for a, b in zip(found, expected, strict=True):
+            scale = float(jnp.abs(b).max())
+            np.testing.assert_allclose(a.astype('float32'), b, atol=tolerance * scale)
 
 
 def test_gates_are_independent_and_scale_their_own_path():

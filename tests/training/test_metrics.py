@@ -88,14 +88,24 @@ def test_peak_flops(kind, peak):
 
 
 def test_mfu_is_the_share_of_all_devices_peak(monkeypatch):
-    clock = iter([0.0, 0.0, 2.0, 2.0])
+    # Made, begun; waited from 0.5 to 0.6; steps end at 0.75 and 2; read, begun anew.
+    clock = iter([0.0, 0.0, 0.5, 0.6, 0.75, 2.0, 2.0, 2.0])
     monkeypatch.setattr(metrics.time, 'perf_counter', lambda: next(clock))
     throughput = Throughput(flops_per_token=1e9, devices=[Device('NVIDIA A100')] * 2)
     throughput.restart()
-    throughput.add(312_000)
-    assert throughput.read() == {'tokens_per_s': 156_000, 'mfu': 0.25}
+    with throughput.waiting():
+        pass
+    throughput.add(300_000)
+    throughput.add(12_000)
+    assert throughput.read() == {
+        'tokens_per_s': 156_000,
+        'mfu': 0.25,
+        'step_seconds': {'median': 1.0, 'most': 1.25},
+        'input_wait': pytest.approx(0.05),
+    }
 
 
 def test_mfu_is_left_out_where_the_peak_is_unknown():
     throughput = Throughput(flops_per_token=1e9, devices=jax.devices()[:1])
-    assert set(throughput.read()) == {'tokens_per_s'}
+    throughput.add(1)
+    assert 'mfu' not in throughput.read()
