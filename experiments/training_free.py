@@ -20,6 +20,7 @@ from sa_jax.evaluation.scoring import CONTINUATIONS
 from sa_jax.models.pretrained import load_pretrained
 from sa_jax.report import training_free_plot, training_free_tables
 from sa_jax.training.results import write_result
+from sa_jax.untrusted import read_json
 
 _MODEL = flags.DEFINE_string(
     'model', None, 'A directory, a GGUF file, or a repository on the hub.', required=True
@@ -102,7 +103,7 @@ def read_results(paths: list[str]) -> list[dict]:
     results = []
     for path in paths:
         try:
-            results.append(json.loads(Path(path).expanduser().read_text()))
+            results.append(read_json(Path(path).expanduser()))
             _ = results[-1]['config'], results[-1]['figures']['cells']
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(

@@ -26,6 +26,7 @@ from sa_jax.models.pretrained import Pretrained
 from sa_jax.models.pretrained.fingerprint import fingerprint
 from sa_jax.training.files import write_atomically
 from sa_jax.training.results import describe_device, git_revision, versions
+from sa_jax.untrusted import read_json
 
 # Stands for a folder of tasks.
 SPEECHES = 'sotu'
@@ -194,7 +195,7 @@ def _read(
     records = {}
     for path in sorted((workdir / 'cells').glob('*.json')):
         try:
-            record = json.loads(path.read_text())
+            record = read_json(path)
             cell = Cell(*(record[name] for name in Cell._fields))
             found = dict(record['settings'])
             _ = float(record['seconds']), dict(record['metrics'])

@@ -21,11 +21,14 @@ import numpy as np
 
 from sa_jax.data import corpora
 from sa_jax.tokenization.tokenizers import Tokenizer
+from sa_jax.untrusted import damage_reported
 
 PACKINGS = ('concat', 'first_fit')
 
 # Rows that first-fit packing fills at a time: more of them leave less padding.
 _FIRST_FIT_ROWS = 16
+# Far more than a document fills.
+_MAX_DOCUMENT_ROWS = 1 << 17
 # Documents that a tokenizing thread may be ahead of the packing.
 _DOCUMENTS_AHEAD = 4
 
@@ -100,8 +103,12 @@ class TrainingIterator(Iterator[Batch]):
 
         Raises:
           ValueError: if the state is from another corpus, tokenizer, number of virtual shards, or
-            way of packing, or lacks some of this process' shards.
+            way of packing, lacks some of this process' shards, or is damaged.
         """
+        with damage_reported('The saved state of the data', Exception):
+            self._set_state(state)
+
+    def _set_state(self, state):
         if differences := [
             f'{name} was {state["identity"].get(name)!r} and is {value!r}'
             for name, value in self._identity.items()
@@ -116,7 +123,13 @@ class TrainingIterator(Iterator[Batch]):
                 'with another number of processes, merge_states joins those saved.'
             )
         for shard, rows in self._shards.items():
-            rows.set_state(_tuples(state['shards'][str(shard)]))
+            own = _tuples(state['shards'][str(shard)])
+            # Grain makes these anew, however many they are.
+            if not 0 <= own.get('elements_from_buffer_after_checkpoint', 0) <= _MAX_DOCUMENT_ROWS:
+                raise ValueError(f'no document fills as many rows as it says of shard {shard}.')
+            rows.set_state(own)
+            next(rows)  # Grain looks at what it says only now.
+            rows.set_state(own)
 
 
 def training_iterator(

@@ -8,15 +8,19 @@ import hashlib
 import json
 import pathlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from sa_jax.extras import optional_import
+from sa_jax.untrusted import MAX_LINE, brief
 
 SPLITS = ('train', 'validation', 'test')
 
 _ALIASES = {'val': 'validation', 'valid': 'validation', 'dev': 'validation'}
 _SPLIT_NAME = re.compile(r'(train|validation|valid|val|dev|test)(?![a-z])', re.IGNORECASE)
 _CHUNK_BYTES = 1 << 20
+# A block of zstd's may become 2**15 times as large when it is decompressed, text ten times.
+_ZSTD_BYTES = 1 << 8  # of the file at a time
+_MAX_RATIO = 1_000
 
 
 def find_files(root: pathlib.Path, suffixes: Sequence[str]) -> list[pathlib.Path]:
@@ -82,12 +86,12 @@ def read_text(path: pathlib.Path) -> str:
 
 def read_jsonl(path: pathlib.Path) -> Iterator[tuple[int, str]]:
     """Yields line number and field `text` of a .jsonl or .jsonl.zst file."""
-    for number, line in enumerate(_lines(_chunks(path)), start=1):
+    for number, line in enumerate(_lines(path), start=1):
         if not line.strip():
             continue
         try:
             record = json.loads(line)
-        except ValueError as error:
+        except (RecursionError, ValueError) as error:
             raise ValueError(f'{path}:{number}: not a line of JSON: {error}.') from error
         text = record.get('text') if isinstance(record, dict) else None
         if not isinstance(text, str):
@@ -102,43 +106,47 @@ def read_parquet(path: pathlib.Path) -> Iterator[tuple[int, str]]:
     pyarrow = optional_import('pyarrow', 'parquet files', 'corpora')
     parquet = optional_import('pyarrow.parquet', 'parquet files', 'corpora')
     try:
-        with parquet.ParquetFile(path) as file:
-            schema = file.schema_arrow
-            if 'text' not in schema.names:
-                raise ValueError(f"{path} has no column 'text'; it has {schema.names}.")
-            if not any(
-                check(schema.field('text').type)
-                for check in (pyarrow.types.is_string, pyarrow.types.is_large_string)
-            ):
-                raise ValueError(
-                    f"{path}: expected a column 'text' of strings, not {schema.field('text').type}."
-                )
+        schema = parquet.read_schema(path)
+        if 'text' not in schema.names:
+            raise ValueError(f"{path} has no column 'text'; it has {brief(schema.names)}.")
+        kind = schema.field('text').type
+        if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
+            raise ValueError(f"{path}: expected a column 'text' of strings, not {brief(kind)}.")
+        with parquet.ParquetFile(path, read_dictionary=['text']) as file:
             row = 0
             for batch in file.iter_batches(batch_size=1024, columns=['text']):
-                for text in batch.column(0).to_pylist():
+                # One by one: many rows may share a long text of the dictionary.
+                for value in batch.column(0):
+                    text = value.as_py()
                     if text and text.strip():
                         yield row, text
                     row += 1
-    except (pyarrow.ArrowException, OSError) as error:
-        raise ValueError(f'{path} is not a whole parquet file: {error}.') from error
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise ValueError(f'{path} is not a whole parquet file: {brief(error)}.') from error
 
 
 def _chunks(path: pathlib.Path) -> Iterator[bytes]:
     """Yields a file's bytes, decompressed if its name ends in .zst."""
     with path.open('rb') as file:
-        raw = iter(lambda: file.read(_CHUNK_BYTES), b'')
         if path.suffix != '.zst':
-            yield from raw
+            yield from iter(lambda: file.read(_CHUNK_BYTES), b'')
             return
         zstandard = optional_import('zstandard', '.zst files', 'corpora')
-        frame = zstandard.ZstdDecompressor().decompressobj()
+        frame, size = zstandard.ZstdDecompressor().decompressobj(), 0
         try:
-            for data in raw:
+            for data in iter(lambda: file.read(_ZSTD_BYTES), b''):
                 # One file may hold several frames, each with a decompressor of its own.
                 while data:
                     if frame.eof:
                         frame = zstandard.ZstdDecompressor().decompressobj()
-                    yield frame.decompress(data)
+                    chunk = frame.decompress(data)
+                    size += len(chunk)
+                    if size > _MAX_RATIO * file.tell() + MAX_LINE:
+                        raise ValueError(
+                            f'{path} is no text: it becomes more than {_MAX_RATIO:,} times as '
+                            'large when it is decompressed.'
+                        )
+                    yield chunk
                     data = frame.unused_data
         except zstandard.ZstdError as error:
             raise ValueError(f'{path} is not a zstd file: {error}.') from error
@@ -146,10 +154,17 @@ def _chunks(path: pathlib.Path) -> Iterator[bytes]:
             raise ValueError(f'{path} is truncated: its last zstd frame has no end.')
 
 
-def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    rest = b''
-    for chunk in chunks:
-        *lines, rest = (rest + chunk).split(b'\n')
-        yield from lines
+def _lines(path: pathlib.Path) -> Iterator[bytes]:
+    rest = bytearray()
+    for chunk in _chunks(path):
+        first, *others = chunk.split(b'\n')
+        rest += first
+        if len(rest) > MAX_LINE:
+            raise ValueError(f'{path} has a line of more than {MAX_LINE:,} bytes.')
+        if others:
+            yield bytes(rest)
+            *lines, last = others
+            yield from lines
+            rest = bytearray(last)
     if rest:
-        yield rest
+        yield bytes(rest)

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import json
 import pathlib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from sa_jax.evaluation.scoring import Score
+from sa_jax.untrusted import MAX_LINE, brief
 
 
 class Item(NamedTuple):
@@ -73,12 +75,12 @@ def read_records(path: pathlib.Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
       ValueError: A line holds no object; the message names file and line.
     """
     with path.open('rb') as file:
-        for number, line in enumerate(file, 1):
+        for number, line in enumerate(iter(lambda: file.readline(MAX_LINE), b''), 1):
             if not line.strip():
                 continue
             try:
                 record = json.loads(line)
-            except ValueError as error:
+            except (RecursionError, ValueError) as error:
                 raise ValueError(f'{path}:{number}: expected a JSON object; {error}.') from error
             if not isinstance(record, dict):
                 raise ValueError(f'{path}:{number}: expected a JSON object, got {record!r:.60}.')
@@ -105,7 +107,7 @@ def _form_of(record: Mapping[str, Any]) -> Form:
         if set(form.fields) <= set(record):
             return form
     known = '; '.join(', '.join(form.fields) for form in _FORMS)
-    raise ValueError(f'no form has the fields {", ".join(record)}; expected {known}.')
+    raise ValueError(f'no form has the fields {brief(", ".join(record))}; expected {known}.')
 
 
 def _cloze(context: str, continuation: str) -> Item:
@@ -162,13 +164,15 @@ def _is_texts(value: Any) -> bool:
 
 
 def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and bool(value.strip())
+    # JSON can spell halves of surrogate pairs, which no tokenizer takes.
+    return isinstance(value, str) and bool(value.strip()) and not _SURROGATE.search(value)
 
 
 def _is_index(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
+_SURROGATE = re.compile('[\ud800-\udfff]')
 _TEXT = ('text', _is_text)
 _EXPECTED = {
     'choices': ('a list of at least two texts', _is_texts),

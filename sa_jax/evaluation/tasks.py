@@ -13,6 +13,7 @@ from sa_jax.evaluation.scoring import Score, Scorer
 from sa_jax.evaluation.task_forms import Form, Item, read_items, read_records
 from sa_jax.evaluation.task_results import TaskResult, summarize
 from sa_jax.tokenization.tokenizers import Tokenizer
+from sa_jax.untrusted import damage_reported
 
 _BEHIND_SHOT = '\n\n'
 
@@ -109,7 +110,8 @@ def load_task(
     if path.suffix == '.txt':
         if num_shots:
             raise ValueError(f'{path} is a text and has no items for num_shots = {num_shots}.')
-        return TextTask(path.stem, path.read_text(encoding='utf-8'), window, limit)
+        with damage_reported(path):
+            return TextTask(path.stem, path.read_text(encoding='utf-8'), window, limit)
     _, first = next(read_records(path), (0, {}))
     if set(programs.FIELDS) <= set(first):
         if num_shots:

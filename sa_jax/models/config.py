@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -26,6 +27,9 @@ CHANGEABLE = frozenset(
         'remat',
     }
 )
+# No model comes near; a file from elsewhere may claim any size.
+MAX_LAYERS = 1 << 14
+MAX_SIZE = 1 << 24
 _CHOICES = {
     'gate': ('head', 'channel', 'softmax', 'none'),
     'permutation_scope': ('layer', 'example', 'head'),
@@ -203,8 +207,12 @@ class DecoderConfig:
             'intermediate_size',
         ):
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f'{name} must be a whole number of at least 1, got {value!r}.')
+            most = MAX_LAYERS if name == 'num_layers' else MAX_SIZE
+            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+                raise ValueError(
+                    f'{name} must be a whole number, at most {most:,} and at least 1, got '
+                    f'{value!r:.60}.'
+                )
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f'num_heads must be a multiple of num_kv_heads, so that each key/value head '
@@ -217,14 +225,15 @@ class DecoderConfig:
             )
         experts = self.num_experts_per_token, self.num_experts
         is_whole = all(isinstance(x, int) and not isinstance(x, bool) for x in experts)
-        if not is_whole or (experts != (0, 0) and not 1 <= experts[0] <= experts[1]):
+        if not is_whole or (experts != (0, 0) and not 1 <= experts[0] <= experts[1] <= MAX_SIZE):
             raise ValueError(
                 'num_experts_per_token must be a whole number between 1 and num_experts, or both '
                 f'0; got {experts[0]} of {experts[1]}.'
             )
         for name in ('rope_theta', 'norm_eps'):
-            if not getattr(self, name) > 0:
-                raise ValueError(f'{name} must be positive, got {getattr(self, name)!r}.')
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
+                raise ValueError(f'{name} must be positive, and a number, got {value!r:.60}.')
 
     def _check_attention(self, attention, options):
         if not attention:
@@ -250,7 +259,8 @@ class DecoderConfig:
                 )
             unknown = set(pattern) - {'attention', 'attention_options'}
             attention = pattern.get('attention', ())
-            if unknown or isinstance(attention, str) or len(attention) != len(self.attention):
+            is_sequence = isinstance(attention, list | tuple)
+            if unknown or not is_sequence or len(attention) != len(self.attention):
                 raise ValueError(
                     f'layer_attention[{layers!r}] = {dict(pattern)}; expected attention with as '
                     f'many paths as elsewhere, {len(self.attention)}, and its attention_options.'
@@ -296,7 +306,7 @@ def _check_path(
 
     try:
         jax.eval_shape(attend_to_zeros)
-    except (TypeError, ValueError) as error:
+    except (OverflowError, TypeError, ValueError) as error:
         raise ValueError(
             f'attention_options[{name!r}] = {dict(options)} does not suit {name!r}: {error}'
         ) from error

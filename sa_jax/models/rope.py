@@ -44,15 +44,15 @@ def frequencies(
     try:
         with np.errstate(all='ignore'):
             scaled, factor = _SCALINGS[kind](unscaled, theta, **options)
-    except (TypeError, ZeroDivisionError) as error:
+    except (ArithmeticError, TypeError, ValueError) as error:
         raise ValueError(
-            f'rope_scaling = {dict(scaling)} does not suit the rope_type {kind!r}: {error}'
+            f'rope_scaling = {dict(scaling)!r:.500} does not suit the rope_type {kind!r}: {error}'
         ) from error
     scaled = np.asarray(scaled, np.float32)
     if not (np.isfinite(scaled).all() and (scaled > 0).all() and factor > 0):
         raise ValueError(
-            f'rope_scaling = {dict(scaling)} gives frequencies that are no positive numbers; '
-            'expected positive factors, and low_freq_factor below high_freq_factor.'
+            f'rope_scaling = {dict(scaling)!r:.500} gives frequencies that are no positive '
+            'numbers; expected positive factors, and low_freq_factor below high_freq_factor.'
         )
     return scaled, float(factor)
 

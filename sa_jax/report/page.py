@@ -15,10 +15,19 @@ import numpy as np
 from sa_jax.extras import optional_import
 from sa_jax.report import markdown, paper
 from sa_jax.report.comparison_tables import values
+from sa_jax.untrusted import damage_reported, read_json
 from sa_jax.version import __version__
 
 NOT_MEASURED = 'not measured'
-_FIELDS = ('command', 'config', 'device', 'figures', 'finished', 'git_revision', 'versions')
+_FIELDS = {
+    'command': str,
+    'config': dict,
+    'device': dict,
+    'figures': dict,
+    'finished': str,
+    'git_revision': str | None,
+    'versions': dict,
+}
 
 
 class Found(NamedTuple):
@@ -112,9 +121,11 @@ def to_markdown(found: Sequence[Found], messages: Sequence[str], folder: Path) -
                 lines += ['', part.beside([])]
             continue
         if part.beside:
-            lines += ['', part.beside(of_part)]
+            with damage_reported(of_part[0].folder):
+                lines += ['', part.beside(of_part)]
         for x in of_part:
-            lines += ['', _origin(x)]
+            with damage_reported(x.folder):
+                lines += ['', _origin(x)]
             lines += [
                 f'\n![{image.stem}]({_relative(image, folder)})'
                 for image in sorted(x.folder.glob('*.png'))
@@ -153,13 +164,16 @@ def to_html(text: str, folder: Path) -> str:
 
 
 def _read(path: Path) -> Found:
-    result = json.loads(path.read_text(encoding='utf-8'))
+    result = read_json(path)
     lacking = [name for name in _FIELDS if name not in result]
     if lacking:
         raise ValueError(f'it lacks {", ".join(lacking)}')
+    for name, kind in _FIELDS.items():
+        if not isinstance(result[name], kind):
+            raise ValueError(f'its {name} is {result[name]!r:.60}')
     experiment = re.search(r'experiments[./](\w+)', result['command'])
     if not experiment:
-        raise ValueError(f'its command {result["command"]!r} is no experiment of this package')
+        raise ValueError(f'its command {result["command"]!r:.500} is no experiment of this package')
     version = result['versions'].get('sa_jax', __version__)
     if version != __version__:
         raise ValueError(f'it is of sa_jax {version}, this is {__version__}')

@@ -1,7 +1,6 @@
 """Published tokenizers, by the path of their file."""
 
 import hashlib
-import json
 import pathlib
 
 import tokenizers
@@ -13,6 +12,7 @@ from sa_jax.tokenization.tokenizers import (
     Tokenizer,
     make_byte_level,
 )
+from sa_jax.untrusted import damage_reported, read_json
 
 _SETTINGS = 'tokenizer_config.json'
 # What the usual published vocabularies call the end of a document.
@@ -41,12 +41,13 @@ def load_published(path: str | pathlib.Path, separator: str | None = None) -> To
         if not found:
             raise ValueError(f'{path} holds none of {", ".join(names)}.')
         path = found[0]
-    if path.name in ('vocab.json', 'merges.txt'):
-        return _load_gpt2(path.parent, separator)
-    if path.suffix == '.json':
-        return _load_json(path, separator)
-    if path.suffix == '.model':
-        return _load_sentencepiece(path, separator)
+    with damage_reported(path.parent):
+        if path.name in ('vocab.json', 'merges.txt'):
+            return _load_gpt2(path.parent, separator)
+        if path.suffix == '.json':
+            return _load_json(path, separator)
+        if path.suffix == '.model':
+            return _load_sentencepiece(path, separator)
     raise ValueError(
         f'{path}: unknown tokenizer format; expected a tokenizer.json, a vocab.json beside a '
         'merges.txt, or a SentencePiece .model.'
@@ -130,7 +131,7 @@ def _special_ids(path, token_to_id, separator) -> tuple[int, int]:
     if separator:
         names = [None, separator]
     elif settings is not None:
-        names = [_content(settings.get(key)) for key in ('bos_token', 'eos_token')]
+        names = [_content(path, settings, key) for key in ('bos_token', 'eos_token')]
     else:
         end = next((token for token in _END_TOKENS if token_to_id(token) is not None), None)
         names = ['<s>' if end == '</s>' else None, end]
@@ -163,14 +164,12 @@ def _settings(path) -> dict | None:
     beside = path.parent / _SETTINGS
     if not beside.exists():
         return None
-    try:
-        settings = json.loads(beside.read_text(encoding='utf-8'))
-    except ValueError as error:
-        raise ValueError(f'{beside} is no JSON: {error}; fetch or write it anew.') from error
-    if not isinstance(settings, dict):
-        raise ValueError(f'{beside} holds {settings!r:.60}; expected an object of fields.')
-    return settings
+    return read_json(beside)
 
 
-def _content(token):
-    return token['content'] if isinstance(token, dict) else token
+def _content(path, settings, key) -> str | None:
+    token = settings.get(key)
+    name = token.get('content') if isinstance(token, dict) else token
+    if token is not None and not isinstance(name, str):
+        raise ValueError(f'{path.parent / _SETTINGS} has {key} = {token!r:.60}; expected a token.')
+    return name

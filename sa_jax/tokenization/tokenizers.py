@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tokenizers
 
+_MAX_TOKENS = 1 << 24  # far more than published vocabularies have
 _BYTE_PIECE = re.compile(r'<0x[0-9A-Fa-f]{2}>')
 
 
@@ -151,9 +152,14 @@ def make_byte_level(tokenizer: tokenizers.Tokenizer) -> None:
 def _token_bytes(tokenizer):
     """Returns the number of bytes of every token, `[vocab_size]`."""
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    size = max(vocabulary.values(), default=-1) + 1
+    if size > _MAX_TOKENS:
+        raise ValueError(
+            f'it has a token of number {size - 1:,}; expected less than {_MAX_TOKENS:,}.'
+        )
+    count = np.zeros(size, np.int32)
     # Byte-level vocabularies write each byte as one character.
     byte_level = '"ByteLevel"' in json.dumps(json.loads(tokenizer.to_str())['decoder'])
-    count = np.zeros(max(vocabulary.values()) + 1, np.int32)
     for token, index in vocabulary.items():
         count[index] = len(token) if byte_level else _piece_bytes(token)
     for index, token in tokenizer.get_added_tokens_decoder().items():

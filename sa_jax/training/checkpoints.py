@@ -13,6 +13,7 @@ from jax.experimental import multihost_utils
 
 from sa_jax.data.pipeline import merge_states
 from sa_jax.training import manifest
+from sa_jax.untrusted import damage_reported
 
 
 class Checkpoints:
@@ -35,7 +36,8 @@ class Checkpoints:
             cleanup_tmp_directories=keep is not None,
             async_options=ocp.AsyncOptions(post_finalization_callback=self._write_manifests),
         )
-        self._manager = ocp.CheckpointManager(self.directory, options=options)
+        with damage_reported(self.directory):
+            self._manager = ocp.CheckpointManager(self.directory, options=options)
 
     def latest_step(self) -> int | None:
         """Returns the step of the last complete checkpoint, waiting for one being written."""
@@ -118,14 +120,18 @@ class Checkpoints:
 
         Returns:
           The state and the data iterator's state of all virtual shards.
+
+        Raises:
+          ValueError: if it is damaged, or holds another state.
         """
-        restored = self._manager.restore(
-            step,
-            args=ocp.args.Composite(
-                state=ocp.args.StandardRestore(abstract_state), data=ocp.args.JsonRestore()
-            ),
-        )
-        return restored['state'], restored['data']
+        with damage_reported(self.directory / str(step), Exception):
+            restored = self._manager.restore(
+                step,
+                args=ocp.args.Composite(
+                    state=ocp.args.StandardRestore(abstract_state), data=ocp.args.JsonRestore()
+                ),
+            )
+            return restored['state'], restored['data']
 
     def _set_aside(self, step: int) -> None:
         name, count = f'damaged-{step}', 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import runpy
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from sa_jax.training.finish import finish
 from sa_jax.training.metrics import read_metrics
 from sa_jax.training.results import write_result
 from sa_jax.training.trainer import Run, train
+from sa_jax.untrusted import brief, damage_reported, read_json
 
 # Where distance matters: tokens with three quarters of a row behind them.
 _FAR = 0.75
@@ -141,21 +141,22 @@ def read(path: Path, config: ConfigDict) -> dict | None:
     file = path / 'scores.json'
     if not file.exists():
         return None
-    result = json.loads(file.read_text())
-    before, now = result['config'], to_json(config)
-    changed = differences(before, now)
-    # A run may be prolonged or scored otherwise, but then it doesn't compare with others.
-    for section, field in (
-        ('training', 'steps'),
-        ('evaluation', 'batches'),
-        ('evaluation', 'permutation_draws'),
-    ):
-        values = before[section][field], now[section][field]
-        if values[0] != values[1]:
-            changed.append(f'{section}.{field}: {values[0]} -> {values[1]}')
+    result = read_json(file)
+    with damage_reported(file):
+        before, now = result['config'], to_json(config)
+        changed = differences(before, now)
+        # A run may be prolonged or scored otherwise, but then it doesn't compare with others.
+        for section, field in (
+            ('training', 'steps'),
+            ('evaluation', 'batches'),
+            ('evaluation', 'permutation_draws'),
+        ):
+            values = before[section][field], now[section][field]
+            if values[0] != values[1]:
+                changed.append(f'{section}.{field}: {values[0]} -> {values[1]}')
     if changed:
         raise ValueError(
-            f'{file} is of another configuration:\n  ' + '\n  '.join(changed) + '\nDelete '
+            f'{file} is of another configuration:\n  ' + brief('\n  '.join(changed)) + '\nDelete '
             f'{path} to run it anew, or choose another --workdir.'
         )
     return result

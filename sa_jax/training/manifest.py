@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 
 from sa_jax.training.files import write_atomically
+from sa_jax.untrusted import brief, read_json
 
 NAME = 'manifest.json'
 
@@ -33,7 +34,7 @@ def find_damage(folder: Path) -> str | None:
     """
     manifest = folder / NAME
     try:
-        files = json.loads(manifest.read_text())
+        files = read_json(manifest)
         for name, expected in files.items():
             path = folder / name
             if not path.resolve().is_relative_to(folder.resolve()):
@@ -45,7 +46,7 @@ def find_damage(folder: Path) -> str | None:
             if _sum(path) != expected['sha256']:
                 return f'{name} has other content than was written'
     except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
-        return f'{manifest} or what it names is unreadable: {error}'
+        return f'{manifest} or what it names is unreadable: {brief(error)}'
     return None
 
 

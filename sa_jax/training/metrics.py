@@ -16,6 +16,7 @@ from tensorboardX import SummaryWriter
 from tqdm import tqdm
 
 from sa_jax.training.files import write_atomically
+from sa_jax.untrusted import damage_reported
 
 # Fields of a metrics record that depend on the clock; all others repeat exactly.
 TIME_FIELDS = ('tokens_per_s', 'mfu', 'step_seconds', 'input_wait', 'save_seconds')
@@ -100,13 +101,15 @@ def read_metrics(path: Path) -> list[dict]:
     """Reads the complete records of a metrics.jsonl; a line cut off by a crash is left out."""
     if not path.exists():
         return []
-    lines = path.read_text().split('\n')[:-1]
-    return [json.loads(line) for line in lines]
+    with damage_reported(path):
+        lines = path.read_text().split('\n')[:-1]
+        return [json.loads(line) for line in lines]
 
 
 def truncate_metrics(path: Path, step: int) -> None:
     """Drops the records after `step`, atomically: they are about to be computed again."""
-    kept = [record for record in read_metrics(path) if record['step'] <= step]
+    with damage_reported(path):
+        kept = [record for record in read_metrics(path) if record['step'] <= step]
     write_atomically(path, ''.join(json.dumps(record) + '\n' for record in kept))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from pathlib import Path
 
 import jax
@@ -16,6 +15,7 @@ from sa_jax.training.configuration import to_json
 from sa_jax.training.inputs import load_inputs
 from sa_jax.training.program import build_program
 from sa_jax.training.workdir import check_workdir, claim_workdir, locked
+from sa_jax.untrusted import damage_reported, read_json
 
 
 def is_run(path: Path) -> bool:
@@ -39,9 +39,11 @@ def load_run(workdir: Path, data_dir: Path, *, step: int | None = None) -> Pretr
         raise ValueError(
             f'{workdir} is no workdir of a run; expected config.json and checkpoints/ in it.'
         )
-    config = ConfigDict(json.loads((workdir / 'config.json').read_text()))
-    config.mesh = {'data': 1, 'fsdp': 1, 'tensor': 1}
-    program = build_program(config, jax.local_devices()[:1])
+    path = workdir / 'config.json'
+    with damage_reported(path):
+        config = ConfigDict(read_json(path))
+        config.mesh = {'data': 1, 'fsdp': 1, 'tensor': 1}
+        program = build_program(config, jax.local_devices()[:1])
     with contextlib.closing(Checkpoints(workdir / 'checkpoints', keep=None)) as checkpoints:
         latest = checkpoints.latest_step()
         if latest is None or (step is not None and step not in checkpoints.steps()):
@@ -56,7 +58,8 @@ def load_run(workdir: Path, data_dir: Path, *, step: int | None = None) -> Pretr
                 f'{", ".join(map(str, checkpoints.steps()))}.'
             )
         state, _ = checkpoints.restore(step, program.abstract_state)
-    tokenizer = load_inputs(config, data_dir).tokenizer
+    with damage_reported(path):
+        tokenizer = load_inputs(config, data_dir).tokenizer
     model = nnx.merge(program.graph, state.params)
     return Pretrained(model, tokenizer, config.data.sequence_length)
 

@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 
 from sa_jax.training.configuration import differences, to_json
 from sa_jax.training.files import write_atomically
+from sa_jax.untrusted import brief, damage_reported, read_json
 
 
 @contextlib.contextmanager
@@ -96,11 +97,12 @@ def check_workdir(workdir: Path, config: ConfigDict) -> None:
     path = workdir / 'config.json'
     if not path.exists():
         return
-    changed = differences(json.loads(path.read_text()), to_json(config))
+    with damage_reported(path):
+        changed = differences(read_json(path), to_json(config))
     if changed:
         raise ValueError(
             f'{workdir} holds a run with another configuration:\n  '
-            + '\n  '.join(changed)
+            + brief('\n  '.join(changed))
             + '\nGive the same configuration to continue it, or choose another --workdir.'
         )
 

@@ -160,6 +160,23 @@ def test_rejects_the_state_of_another_corpus_or_tokenizer(corpus, make_corpus):
         make_iterator(corpus).set_state(state)
 
 
+@pytest.mark.parametrize(
+    ('name', 'value', 'message'),
+    [
+        ('elements_from_buffer_after_checkpoint', 1 << 32, 'no document fills as many rows'),
+        ('elements_from_buffer_after_checkpoint', 'a', 'TypeError'),
+        ('parent_state', {'next_index': 0.5}, 'Error'),
+        ('parent_state', {'next_index': -1}, 'out of range'),
+        ('remainder_slices', 3, 'AttributeError'),
+    ],
+)
+def test_rejects_a_damaged_state(corpus, name, value, message):
+    state = make_iterator(corpus).get_state()
+    state['shards']['0'][name] = value
+    with pytest.raises(ValueError, match=f'The saved state of the data: .*{message}'):
+        make_iterator(corpus).set_state(state)
+
+
 @hypothesis.settings(max_examples=40, deadline=None)
 @hypothesis.given(
     lengths=st.lists(st.integers(0, 40), min_size=1, max_size=12),

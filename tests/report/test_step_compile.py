@@ -70,7 +70,7 @@ def test_the_papers_batch_fits_eight_cards_and_nothing_needless_is_sent():
     gates = attention['path_gate_kernel'].size + attention['path_gate_bias'].size
     layers = params['layers']
     norms = (layers['attention_norm'], layers['feed_forward_norm'], params['final_norm'])
-    # Gradients in bfloat16; in float32 those of gates, norms, and the embedding's two uses together.
+    # Gradients in bfloat16; in float32 those of gates, norms and the embedding's two uses together.
     exact = gates + sum(x.size for x in norms) + params['embedding'].size
     total = sum(x.size for x in jax.tree.leaves(params))
     expected = 2 * (total - exact) + 4 * exact

@@ -108,7 +108,7 @@ def test_whether_texts_begin_with_a_token_is_what_the_files_say(trained, tmp_pat
     with pytest.raises(ValueError, match=r'tokenizer_config.json is no JSON'):
         load_published(folder)
     beside.write_text('[]')
-    with pytest.raises(ValueError, match=r'tokenizer_config.json holds \[\]'):
+    with pytest.raises(ValueError, match=r'tokenizer_config.json holds list'):
         load_published(folder)
 
 

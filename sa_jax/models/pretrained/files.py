@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from sa_jax.extras import optional_import
+from sa_jax.untrusted import brief, read_json
 
 _DTYPES = ('BF16', 'F16', 'F32', 'F64')
 _LISTED = 20  # names in a message
@@ -47,7 +48,8 @@ class SafetensorsFiles:
                 names = list(file.keys())
             except Exception as error:  # Of the library's own kind.
                 raise ValueError(
-                    f'{path} is no safetensors file, or is truncated: {error}. Download it again.'
+                    f'{path} is no safetensors file, or is truncated: {brief(error)}. Download it '
+                    'again.'
                 ) from error
             for name in names:
                 if name in self._files:
@@ -81,13 +83,15 @@ def _paths(directory: Path) -> list[Path]:
             )
         return found
     try:
-        names = sorted(set(json.loads(index.read_text(encoding='utf-8'))['weight_map'].values()))
+        names = sorted(set(read_json(index)['weight_map'].values()))
+        outside = [name for name in names if Path(name).name != name]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f'{index} is no index of safetensors files: {error!r}.') from error
-    outside = [name for name in names if Path(name).name != name]
+        raise ValueError(
+            f'{index} is no index of safetensors files: {brief(repr(error))}.'
+        ) from error
     if outside:
-        raise ValueError(f'{index} names files outside of its directory: {outside}.')
-    missing = [name for name in names if not (directory / name).exists()]
+        raise ValueError(f'{index} names files outside of its directory: {listed(outside)}.')
+    missing = [name for name in names if not os.path.exists(directory / name)]  # of any length
     if missing:
-        raise ValueError(f'{directory} lacks {", ".join(missing)}, which {_INDEX} names.')
+        raise ValueError(f'{directory} lacks {listed(missing)}, which {_INDEX} names.')
     return [directory / name for name in names]

@@ -58,6 +58,7 @@ _LAYER_NAMES = {
 _ROTATED = ('self_attn.q_proj.weight', 'self_attn.k_proj.weight')
 _LAYER_TENSOR = re.compile(r'blk\.(0|[1-9]\d{0,8})\.(.+)')
 
+_MAX_TENSORS = 1 << 18  # far more than published models have
 _PIECE = 1 << 20  # values that are dequantized at a time
 
 
@@ -155,7 +156,8 @@ class GgufFile:
     def _check_types(self):
         """Checks that the values of every tensor can be read."""
         tensors = self._header.tensors
-        unsupported = {info.kind for info in tensors.values() if not self._is_supported(info.kind)}
+        kinds = {info.kind for info in tensors.values()}
+        unsupported = {kind for kind in kinds if not self._is_supported(kind)}
         bad = [f'{n} (type {i.kind})' for n, i in tensors.items() if i.kind in unsupported]
         if bad:
             raise ValueError(f'tensors of types that are not supported: {listed(bad)}.')
@@ -182,6 +184,9 @@ class GgufFile:
                 f'the file is truncated; of {listed(cut)} it lacks all or a part. Download it '
                 'again.'
             )
+        # Else a small file could ask for any amount of memory.
+        if sum(map(self._bytes, tensors.values())) > size:
+            raise ValueError('it is damaged: its tensors overlap.')
 
     def _block(self, kind):
         """Values in a block, and its bytes."""
@@ -231,6 +236,8 @@ class GgufFile:
                 misshapen.append(f'{name} {info.shape}')
             else:
                 found |= tensors
+            if len(found) > _MAX_TENSORS:
+                raise ValueError(f'it has more than {_MAX_TENSORS:,} tensors, experts counted.')
         if unknown:
             raise ValueError(
                 f'tensors that a model of architecture {architecture} should not have: '
@@ -249,7 +256,7 @@ class GgufFile:
         """The tensors that one in the file holds, by name; None if its shape isn't right."""
         if '{expert}' in name:
             count = self.config['num_experts']
-            if len(info.shape) != 3 or info.shape[0] != count:
+            if len(info.shape) != 3 or info.shape[0] != count or count > _MAX_TENSORS:
                 return None
             return {name.format(expert=e): _Rows(info, expert=e) for e in range(count)}
         if len(info.shape) > 2:

@@ -20,6 +20,7 @@ _DEFAULT_ALIGNMENT = 32
 # Far more than published files have: vocabularies have 0.3 million entries.
 _MAX_COUNT = 1 << 22
 _MAX_STRING = 1 << 26  # bytes
+_MAX_HEADER = 1 << 26  # bytes; in memory they become up to ten times as many
 _MAX_RANK = 4
 
 # By the number that stands for them in the file.
@@ -126,6 +127,11 @@ class _Reader:
 
     def _take(self, size):
         start, self.position = self.position, self.position + size
+        if self.position > _MAX_HEADER:
+            raise ValueError(
+                f'{self._path} has a header of more than {_MAX_HEADER:,} bytes; expected metadata '
+                'of a model.'
+            )
         if self.position > len(self._data):
             raise ValueError(
                 f'{self._path} is truncated or damaged: its header goes on beyond the end of the '

@@ -7,10 +7,11 @@ field that is passed over in silence gives a model that is almost right.
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from sa_jax.models.config import DecoderConfig
+from sa_jax.models.config import MAX_LAYERS, MAX_SIZE, DecoderConfig
 
 # What has no architecture of Hugging Face's: the decoder's own fields, under this name.
 OWN = 'SaJaxDecoder'
@@ -22,18 +23,6 @@ _DEFAULT_HEAD_DIM = {
     'Qwen3ForCausalLM': 128,
     'Qwen3MoeForCausalLM': None,
 }
-# Of a decoder's own fields.
-_SIZES = {
-    'head_dim',
-    'hidden_size',
-    'intermediate_size',
-    'num_heads',
-    'num_kv_heads',
-    'num_layers',
-    'vocab_size',
-}
-# No size of a model comes near; a damaged or hostile file may claim any.
-_LARGEST = 1 << 24
 _UNDERSTOOD = {
     'architectures',
     'head_dim',
@@ -181,9 +170,6 @@ def _own(fields, compute_dtype):
             f'config.json of a {OWN} has decoder = {decoder!r:.60} and the fields '
             f'{", ".join(surplus) or "that it should have"}; expected {", ".join(_OWN_FIELDS)}.'
         )
-    for name in decoder:
-        if name in _SIZES:
-            _number(decoder, name)
     return DecoderConfig.from_config_dict(decoder | {'compute_dtype': compute_dtype})
 
 
@@ -247,7 +233,13 @@ def _check_fields(fields):
 
 def _rope(fields):
     """Base of the wavelengths and their scaling, as files of transformers 4 and 5 give them."""
-    scaling = dict(fields.get('rope_parameters') or fields.get('rope_scaling') or {})
+    scaling = fields.get('rope_parameters') or fields.get('rope_scaling') or {}
+    if not isinstance(scaling, dict):
+        raise ValueError(
+            f'config.json has rope_parameters or rope_scaling = {scaling!r:.60}; expected an '
+            'object of fields.'
+        )
+    scaling = dict(scaling)
     theta = scaling.pop('rope_theta', fields.get('rope_theta'))
     if 'type' in scaling:  # the older name
         scaling.setdefault('rope_type', scaling.pop('type'))
@@ -319,7 +311,11 @@ def _sliding_layers(fields, architecture, layers):
     if types is None:
         return slides
     known = {'full_attention': False, 'sliding_attention': True}
-    if len(types) != layers or not set(types) <= set(known):
+    if (
+        not isinstance(types, list)
+        or len(types) != layers
+        or not all(isinstance(x, str) and x in known for x in types)
+    ):
         raise ValueError(
             f'config.json has layer_types = {types!r}; expected one of {", ".join(known)} for '
             f'each of the {layers} layers.'
@@ -341,15 +337,18 @@ def _required(fields, name):
 
 
 def _positive(name, value):
-    if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
-        raise ValueError(f'config.json has {name} = {value!r}; expected a number above 0.')
+    # Whole numbers of JSON may be larger than any other.
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 < value <= sys.float_info.max:
+        raise ValueError(f'config.json has {name} = {value!r:.60}; expected a number above 0.')
     return float(value)
 
 
 def _number(fields, name):
     value = _required(fields, name)
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _LARGEST:
+    most = MAX_LAYERS if name in ('num_hidden_layers', 'num_layers') else MAX_SIZE
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
         raise ValueError(
-            f'config.json has {name} = {value!r}; expected a whole number from 1 to {_LARGEST:,}.'
+            f'config.json has {name} = {value!r:.60}; expected a whole number from 1 to {most:,}.'
         )
     return value

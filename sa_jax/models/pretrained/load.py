@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +25,7 @@ from sa_jax.models.pretrained.tensors import Source, empty_aligned, sources
 from sa_jax.models.sharding import parameter_shardings
 from sa_jax.tokenization.published import load_published
 from sa_jax.tokenization.tokenizers import Tokenizer
+from sa_jax.untrusted import damage_reported, read_json
 
 DTYPES = ('bfloat16', 'float32')
 # Read from the hub; weights in formats that can hold code are not.
@@ -96,18 +96,15 @@ def load_pretrained(
     if path.suffix == '.gguf':
         if not path.is_file():
             raise ValueError(f'{path} does not exist; expected a GGUF file.')
-        tensors = GgufFile(path, ignore=ignore)
-        fields, tokenizer = tensors.config, tensors.tokenizer()
-    else:
-        path = path if path.is_dir() else _download(source)
-        fields, tensors = _read_json(path / 'config.json'), SafetensorsFiles(path)
-        has_tokenizer = any((path / name).exists() for name in _TOKENIZERS)
-        tokenizer = load_published(path) if has_tokenizer else None
-    config = decoder_config(fields, compute_dtype=dtype, ignore=ignore)
-    length = context_length(fields)
-    table = sources(config)
-    _check_tensors(path, tensors.shapes, table, config)
-    graph, abstract = nnx.split(abstract_decoder(config, dtype))
+    elif not path.is_dir():
+        path = _download(source)
+    with damage_reported(path):
+        tensors, fields, tokenizer = _open(path, ignore)
+        config = decoder_config(fields, compute_dtype=dtype, ignore=ignore)
+        length = context_length(fields)
+        table = sources(config)
+        _check_tensors(path, tensors.shapes, table, config)
+        graph, abstract = nnx.split(abstract_decoder(config, dtype))
     shardings = _shardings(abstract, mesh)
     with tqdm(
         total=len(table), desc='Loading', unit='parameter', leave=False, disable=None
@@ -120,6 +117,20 @@ def load_pretrained(
 
         state = jax.tree_util.tree_map_with_path(load, abstract, shardings)
     return Pretrained(nnx.merge(graph, state), tokenizer, length)
+
+
+def _open(path: Path, ignore: Collection[str]) -> tuple[_Tensors, dict, Tokenizer | None]:
+    """The tensors, the fields of config.json and the tokenizer."""
+    if path.suffix == '.gguf':
+        file = GgufFile(path, ignore=ignore)
+        return file, file.config, file.tokenizer()
+    if not (path / 'config.json').exists():
+        raise ValueError(
+            f'{path} lacks config.json; expected a checkpoint in the format of Hugging Face.'
+        )
+    fields, tensors = read_json(path / 'config.json'), SafetensorsFiles(path)
+    has_tokenizer = any((path / name).exists() for name in _TOKENIZERS)
+    return tensors, fields, load_published(path) if has_tokenizer else None
 
 
 def _load(source: Source, tensors: _Tensors, x: jax.ShapeDtypeStruct, sharding: Sharding) -> Array:
@@ -207,20 +218,6 @@ def _check_tensors(path, shapes, table, config):
             f'{path} does not fit its configuration: it {"; it ".join(lines)}. Download weights '
             'and config.json anew, from one place.'
         )
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        fields = json.loads(path.read_text(encoding='utf-8'))
-    except FileNotFoundError as error:
-        raise ValueError(
-            f'{path.parent} lacks config.json; expected a checkpoint in the format of Hugging Face.'
-        ) from error
-    except ValueError as error:
-        raise ValueError(f'{path} is no JSON: {error}.') from error
-    if not isinstance(fields, dict):
-        raise ValueError(f'{path} holds {type(fields).__name__}; expected an object of fields.')
-    return fields
 
 
 def _download(source) -> Path:

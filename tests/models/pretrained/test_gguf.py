@@ -14,6 +14,7 @@ import gguf_files as files  # noqa: E402
 from gguf_files import EXPERTS, HEAD_DIM, HEADS, HIDDEN, KINDS, VOCAB, WIDTH  # noqa: E402
 from ml_dtypes import bfloat16  # noqa: E402
 
+from sa_jax.models.pretrained import gguf_header  # noqa: E402
 from sa_jax.models.pretrained.gguf import GgufFile  # noqa: E402
 
 Q_PROJ = 'model.layers.1.self_attn.q_proj.weight'
@@ -332,6 +333,12 @@ HUGE = 1 << 60
             header(string('a'), struct.pack('<IQIQ', 1, 33, 8, 0), tensors=1, keys=0),
             'rows are no whole blocks: a',
         ),
+        (
+            header(
+                *(string(x) + struct.pack('<IQIQ', 1, 20, 0, 0) for x in 'abc'), tensors=3, keys=0
+            ),
+            'its tensors overlap',
+        ),
     ],
 )
 def test_claims_are_checked_before_anything_is_allocated(tmp_path, data, message):
@@ -341,6 +348,13 @@ def test_claims_are_checked_before_anything_is_allocated(tmp_path, data, message
     with pytest.raises(ValueError, match=rf'{path}.*{message}'):
         GgufFile(path)
     assert time.perf_counter() - start < 5
+
+
+def test_the_header_is_bounded(tmp_path, monkeypatch):
+    path = files.write(tmp_path / 'a.gguf')
+    monkeypatch.setattr(gguf_header, '_MAX_HEADER', 500)
+    with pytest.raises(ValueError, match=f'{path} has a header of more than 500 bytes'):
+        GgufFile(path)
 
 
 def test_flipped_bytes_give_errors_of_value_only(tmp_path):

@@ -164,9 +164,13 @@ def test_wrong_tensors_are_listed(tmp_path, change, message):
 
 def test_a_configuration_of_endless_layers_is_refused_at_once(tmp_path):
     tensors = make_tensors(LLAMA)
-    write_checkpoint(tmp_path, LLAMA | {'num_hidden_layers': 1 << 24}, tensors)
-    with pytest.raises(ValueError, match='has 21 tensors, and the configuration asks for 1509'):
-        load_pretrained(tmp_path)
+    for layers, message in (
+        (1 << 14, 'has 21 tensors, and the configuration asks for 147459'),
+        (1 << 15, 'num_hidden_layers = 32768; expected a whole number from 1 to 16,384'),
+    ):
+        write_checkpoint(tmp_path, LLAMA | {'num_hidden_layers': layers}, tensors)
+        with pytest.raises(ValueError, match=message):
+            load_pretrained(tmp_path)
 
 
 def test_a_configuration_without_a_context_is_refused_before_weights_are_read(tmp_path):
