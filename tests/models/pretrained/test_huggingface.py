@@ -94,7 +94,10 @@ def test_logits_equal(tmp_path, case):
     model, tokens = _make(*CASES[case]), _tokens(65)
     model.save_pretrained(tmp_path)
     ours = load_pretrained(tmp_path, dtype='float32').model
-    expected = _logits(model, tokens)
+    if 'moe' in case:
+        model.set_experts_implementation('eager')  # the only one in float64
+    # In float32 theirs may be as far from it as 1e-4.
+    expected = _logits(model.double(), tokens)
     assert np.abs(expected).max() > 3
     found = jax.jit(lambda tokens: ours(tokens).logits)(jnp.asarray(tokens))
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
