@@ -3,15 +3,20 @@
 import abc
 import hashlib
 import pathlib
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+import numpy as np
 import tensorflow_datasets as tfds
 
 from sa_jax.data import sources
 
 
 class DocumentBuilder(tfds.core.GeneratorBasedBuilder, abc.ABC):
-    """Writes documents `{'text', 'id'}` as ArrayRecord, in the order of the source files.
+    """Writes documents as ArrayRecord, in the order of the source files.
+
+    A record has a text, an id, and the sum of both and of its index: ArrayRecord finds most damage
+    to a file, but may also take another record for the one that was asked for.
 
     A subclass finds its files and reads the documents of each. The records keep the order of the
     files: shuffling is the pipeline's task. The dataset's metadata hold per split the number of
@@ -25,7 +30,7 @@ class DocumentBuilder(tfds.core.GeneratorBasedBuilder, abc.ABC):
       files: split -> source files, in order; never empty lists.
     """
 
-    VERSION = tfds.core.Version('1.0.0')
+    VERSION = tfds.core.Version('1.1.0')
 
     def __init__(
         self, *, root: pathlib.Path, files: Mapping[str, Sequence[pathlib.Path]], data_dir: str
@@ -51,7 +56,11 @@ class DocumentBuilder(tfds.core.GeneratorBasedBuilder, abc.ABC):
         return tfds.core.DatasetInfo(
             builder=self,
             features=tfds.features.FeaturesDict(
-                {'text': tfds.features.Text(), 'id': tfds.features.Text()}
+                {
+                    'text': tfds.features.Text(),
+                    'id': tfds.features.Text(),
+                    'crc32': tfds.features.Scalar(np.int64),
+                }
             ),
             metadata=tfds.core.MetadataDict(),
             disable_shuffling=True,
@@ -69,7 +78,8 @@ class DocumentBuilder(tfds.core.GeneratorBasedBuilder, abc.ABC):
                 encoded = text.encode()
                 digest.update(f'{identifier}\0{len(encoded)}\0'.encode() + encoded)
                 text_bytes += len(encoded)
-                yield num_documents, {'text': text, 'id': identifier}
+                crc32 = checksum(num_documents, identifier.encode(), encoded)
+                yield num_documents, {'text': text, 'id': identifier, 'crc32': crc32}
                 num_documents += 1
         if not num_documents:
             raise ValueError(
@@ -77,6 +87,11 @@ class DocumentBuilder(tfds.core.GeneratorBasedBuilder, abc.ABC):
                 f'{len(self.files[split])} files under {self.root} holds any text.'
             )
         self.info.metadata[split] = {'sha256': digest.hexdigest(), 'text_bytes': text_bytes}
+
+
+def checksum(index: int, identifier: bytes, text: bytes) -> int:
+    """The sum of a document and its index in the split."""
+    return zlib.crc32(text, zlib.crc32(f'{index} {len(identifier)} '.encode() + identifier))
 
 
 def files_by_split(

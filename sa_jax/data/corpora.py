@@ -15,6 +15,7 @@ import tensorflow_datasets as tfds
 from absl import logging
 
 from sa_jax.data import plain_text, slimpajama, sotu, sources
+from sa_jax.data.builder import checksum
 
 _BUILDERS = {
     builder.name: builder for builder in (sotu.Sotu, slimpajama.SlimPajama, plain_text.PlainText)
@@ -42,8 +43,10 @@ class Documents:
             raise IndexError(f'Document {index} of {len(self)} in {self}.')
         try:
             record = self._records[index]
-        except RuntimeError as error:
+        except (IndexError, RuntimeError, ValueError) as error:
             raise _damaged(self._directory, error) from error
+        if record['crc32'] != checksum(index, record['id'], record['text']):
+            raise _damaged(self._directory, f'document {index} is not what was written')
         return {'text': record['text'].decode(), 'id': record['id'].decode()}
 
     def __repr__(self) -> str:

@@ -5,13 +5,15 @@ import pathlib
 import pytest
 
 from sa_jax.data import corpora
+from sa_jax.data.builder import checksum
 
 
 class _Records(list):
     """Stands for a TFDS data source, whose texts are bytes."""
 
     def __getitem__(self, index):
-        return {'text': super().__getitem__(index).encode(), 'id': str(index).encode()}
+        identifier, text = str(index).encode(), super().__getitem__(index).encode()
+        return {'text': text, 'id': identifier, 'crc32': checksum(index, identifier, text)}
 
 
 @pytest.fixture(scope='session')

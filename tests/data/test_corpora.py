@@ -1,6 +1,7 @@
 """Corpora: what the builders read, atomic builds, no stale or damaged copies."""
 
 import json
+import random
 import sys
 
 import ml_collections
@@ -220,6 +221,25 @@ def test_damaged_dataset(load, source, damage):
     damage(next(directory.glob('**/*train.array_record*')))
     with pytest.raises(ValueError, match=f'{directory} is damaged .* Delete that folder'):
         load()
+
+
+def test_no_flipped_bit_changes_a_document(load, source):
+    corpus = load()
+    (path,) = corpus.directory.glob('**/*train.array_record*')
+    whole, documents = path.read_bytes(), list(corpus.documents('train'))
+    used = [index for index, byte in enumerate(whole) if byte]  # blocks are filled up with zeros
+    draw, found = random.Random(0), 0
+    for index in draw.sample(used, 60):
+        content = bytearray(whole)
+        content[index] ^= 1 << draw.randrange(8)
+        path.write_bytes(content)
+        try:
+            now = list(load().documents('train'))
+        except ValueError as error:
+            now = documents
+            found += f'{corpus.directory} is damaged' in str(error)
+        assert now == documents
+    assert found > 30
 
 
 @pytest.mark.parametrize(
