@@ -108,8 +108,8 @@ def timing(records: Sequence[dict]) -> dict:
 
     Returns:
       JSON: step_seconds, the median of the records' medians and the most of any step; input_wait,
-      the share of the time that went into getting batches, the median; save_seconds, the most that
-      a checkpoint kept steps waiting, None for the one at the end.
+      the share of the time at most that devices waited for batches, the median; save_seconds, the
+      most that a checkpoint kept steps waiting, None for the one at the end.
     """
     steps = [record['step_seconds'] for record in records]
     return {

@@ -5,7 +5,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,19 +70,24 @@ class Throughput:
         self._ends.append(time.perf_counter())
 
     @contextlib.contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Around whatever brings the next batch."""
+    def waiting(self, is_busy: Callable[[], bool]) -> Iterator[None]:
+        """Around whatever brings the next batch.
+
+        Args:
+          is_busy: whether the devices still have a step in hand; then none of them waited.
+        """
         start = time.perf_counter()
         yield
-        self._waited += time.perf_counter() - start
+        if not is_busy():
+            self._waited += time.perf_counter() - start
 
     def read(self) -> dict[str, Any]:
         """The figures of the steps since the last restart, which begins anew.
 
         Returns:
           tokens_per_s; mfu (0 to 1) where the peak is known; step_seconds, the median and the
-          most; input_wait, the share of the time (0 to 1) that the loop spent on getting batches:
-          what of it the devices sat idle for is less, as they have a step in hand meanwhile.
+          most; input_wait, the share of the time (0 to 1) at most that the devices waited for a
+          batch.
         """
         elapsed = max(time.perf_counter() - self._ends[0], 1e-9)
         rate, seconds = self._tokens / elapsed, np.diff(self._ends)

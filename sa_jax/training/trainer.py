@@ -185,7 +185,7 @@ class _Loop:
         compiled_step = self._program.compile_step()
         self._throughput.restart()
         for step in range(start + 1, training.steps + 1):
-            with self._throughput.waiting():
+            with self._throughput.waiting(self._is_busy):
                 batch = self._program.place_batch(next(self._batches))
             # An accidental copy between host and device in here would stall every step.
             with jax.transfer_guard('disallow'):
@@ -206,6 +206,10 @@ class _Loop:
             if stopping:
                 break
         return state, step
+
+    def _is_busy(self) -> bool:
+        """Whether a dispatched step isn't finished."""
+        return bool(self._pending) and not self._pending[-1][1]['loss'].is_ready()
 
     def _settle(self, in_flight: int) -> dict | None:
         """Waits for all but some steps; returns the metrics of the last one it waited for."""

@@ -88,14 +88,16 @@ def test_peak_flops(kind, peak):
 
 
 def test_mfu_is_the_share_of_all_devices_peak(monkeypatch):
-    # Made, begun; waited from 0.5 to 0.6; steps end at 0.75 and 2; read, begun anew.
-    clock = iter([0.0, 0.0, 0.5, 0.6, 0.75, 2.0, 2.0, 2.0])
+    # Waited from 0.5 to 0.6, and from 0.8 on with a step in hand; steps ended at 0.75 and 2.
+    clock = iter([0.0, 0.0, 0.5, 0.6, 0.75, 0.8, 2.0, 2.0, 2.0])
     monkeypatch.setattr(metrics.time, 'perf_counter', lambda: next(clock))
     throughput = Throughput(flops_per_token=1e9, devices=[Device('NVIDIA A100')] * 2)
     throughput.restart()
-    with throughput.waiting():
+    with throughput.waiting(lambda: False):
         pass
     throughput.add(300_000)
+    with throughput.waiting(lambda: True):
+        pass
     throughput.add(12_000)
     assert throughput.read() == {
         'tokens_per_s': 156_000,
