@@ -43,7 +43,8 @@ def test_sigterm_saves_and_exits_with_0(start_training, tmp_path):
 @pytest.mark.slow
 def test_end_of_a_run(start_training, tmp_path):
     workdir = tmp_path / 'run'
-    status, output = outcome(start_training(workdir, '--config.training.steps=4'))
+    flags = '--config.training.steps=4', '--config.training.checkpoint_every=2'
+    status, output = outcome(start_training(workdir, *flags))
     assert status == 0, output
     for name in ('loss.png', 'gates.png', 'metrics.jsonl', 'result.json', 'checkpoints/4'):
         assert (workdir / name).exists()
