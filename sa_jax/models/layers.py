@@ -13,6 +13,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+# Norm and hidden layer have backward passes of their own, which keep what goes into the pointwise
+# part and compute the rest anew. Derived ones keep what each operation gives, and XLA computes
+# SwiGLU's gradients a second time on a CPU, transposed for the weights' products.
+
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def rms_norm(x: Array, weight: Array, epsilon: float) -> Array:
@@ -24,7 +28,7 @@ def rms_norm(x: Array, weight: Array, epsilon: float) -> Array:
       epsilon: Added to the mean square.
 
     Returns:
-      `[..., D]`, x's type.
+      `[..., D]`, x's type. It has no forward-mode derivative.
     """
     normed, _ = _normed(x, epsilon)
     return normed.astype(x.dtype) * weight.astype(x.dtype)
@@ -64,7 +68,7 @@ def swiglu(x: Array, gate: Array, up: Array) -> Array:
       up: `[D, F]`.
 
     Returns:
-      `[..., F]`, x's type.
+      `[..., F]`, x's type. It has no forward-mode derivative.
     """
     return jax.nn.silu(x @ gate) * (x @ up)
 

@@ -109,8 +109,12 @@ def timing(records: Sequence[dict]) -> dict:
     Returns:
       JSON: step_seconds, the median of the records' medians and the most of any step; input_wait,
       the share of the time at most that devices waited for batches, the median; save_seconds, the
-      most that a checkpoint kept steps waiting, None for the one at the end.
+      most that a checkpoint kept steps waiting, None for the one at the end. Empty if no record
+      tells, as those of versions before 'step_seconds' don't.
     """
+    records = [record for record in records if 'step_seconds' in record]
+    if not records:
+        return {}
     steps = [record['step_seconds'] for record in records]
     return {
         'step_seconds': {
