@@ -15,7 +15,8 @@ BIN := $(VENV)/bin
 VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 # Exact versions for the Python versions that are tested; others get what setup.cfg allows.
 CONSTRAINTS := $(wildcard constraints/python$(VERSION).txt)
-INSTALL := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check \
+# Modules are compiled when first imported: most never are.
+INSTALL := $(BIN)/python -m pip install --no-compile --quiet --quiet --disable-pip-version-check \
 	$(addprefix --constraint ,$(CONSTRAINTS)) --editable
 SOURCES := sa_jax experiments configs scripts tests
 SMOLLM2 := $(CACHE)/SmolLM2-135M-Instruct.Q4_1.gguf

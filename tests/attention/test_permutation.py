@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sa_jax import draw_permutation, inverse_permutation, permute
@@ -19,7 +19,6 @@ def relative_order(permutation, part):
     return permutation[inside] - part.start
 
 
-@settings(max_examples=10)
 @given(st.permutations([1, 7, 40]), st.sampled_from([0, 13]))
 def test_a_document_is_permuted_alike_alone_padded_and_packed(lengths, padding):
     numbers = np.repeat(np.arange(len(lengths), 0, -1), lengths)

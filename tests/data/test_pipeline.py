@@ -177,7 +177,7 @@ def test_rejects_a_damaged_state(corpus, name, value, message):
         make_iterator(corpus).set_state(state)
 
 
-@hypothesis.settings(max_examples=40, deadline=None)
+@hypothesis.settings(max_examples=40)
 @hypothesis.given(
     lengths=st.lists(st.integers(0, 40), min_size=1, max_size=12),
     sequence_length=st.integers(1, 24),
@@ -204,7 +204,7 @@ def test_evaluation_covers_a_split_once(make_corpus, lengths, sequence_length, b
         assert np.concatenate(tokens).tolist() == [t for d in documents for t in d[part]]
 
 
-@hypothesis.settings(max_examples=10, deadline=None)
+@hypothesis.settings(max_examples=10)
 @hypothesis.given(
     lengths=st.lists(st.integers(0, 30), min_size=3, max_size=9),
     sequence_length=st.integers(4, 24),

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -18,6 +19,8 @@ from sa_jax.models.pretrained.tensors import sources
 from sa_jax.tokenization.tokenizers import make_byte_level
 
 ROOT = Path(__file__).parents[2]
+# The tests' own flags, less their eight devices.
+ONE_DEVICE = re.sub('--xla_force_host_platform_device_count=[0-9]+', '', os.environ['XLA_FLAGS'])
 TINY_CONFIG = ROOT / 'tests' / 'training' / 'tiny_config.py'
 FIELDS = {
     'architectures': ['LlamaForCausalLM'],
@@ -43,7 +46,7 @@ def run_experiment():
         return subprocess.run(
             [sys.executable, '-m', f'experiments.{name}', *flags],
             cwd=ROOT,
-            env=os.environ | {'XLA_FLAGS': ''},
+            env=os.environ | {'XLA_FLAGS': ONE_DEVICE},
             capture_output=True,
             text=True,
             check=False,
@@ -73,7 +76,8 @@ def start_training(texts):
     On one device, as a user has it; `processes` starts as many by `scripts/launch_local.sh`.
     """
     started = []
-    environment = {k: v for k, v in os.environ.items() if k != 'XLA_FLAGS'} | {
+    environment = os.environ | {
+        'XLA_FLAGS': ONE_DEVICE,
         'JAX_PLATFORMS': 'cpu',
         'JAX_COMPILATION_CACHE_DIR': str(texts / 'compiled'),
         'PYTHON': sys.executable,
