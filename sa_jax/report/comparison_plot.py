@@ -1,4 +1,4 @@
-"""Figures of compared variants: their scores, and their gates over training."""
+"""Figures of compared variants: their scores, and what they learn over training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _GROUP_COLORS = {name: looks.COLORS[x] for name, x in (('main', 'swa'), ('contro
 
 
 def plot(figures: Mapping[str, Any], folder: Path) -> None:
-    """Draws variants.png and .svg, and gates.png and .svg if the reference variant is finished.
+    """Draws each of variants, learning and gates as .png and .svg.
+
+    The main variants' learning, the reference variant's gates. What no finished run tells isn't
+    drawn: runs that were scored by earlier versions lack the learning curve.
 
     Args:
       figures: of `training.comparison.collect`.
@@ -25,8 +28,12 @@ def plot(figures: Mapping[str, Any], folder: Path) -> None:
     """
     runs = figures['runs']
     gated = [run for run in runs if run['variant'] == REFERENCE and run['gates']['steps']]
+    main = [run for run in runs if run['group'] == 'main']
+    learning = [run for run in main if run.get('learning_curve', {}).get('steps')]
     with looks.style():
         looks.save(_scores(runs), folder / 'variants')
+        if learning:
+            looks.save(_learning(learning), folder / 'learning')
         if gated:
             looks.save(_gates(gated), folder / 'gates')
 
@@ -56,6 +63,25 @@ def _scores(runs: Sequence[Mapping[str, Any]]) -> plt.Figure:
         axes.spines[['top', 'right']].set_visible(False)
     panels[0].set_yticks(range(len(rows)), [variant for _, variant in rows])
     looks.note(figure, f'a dot is a seed, a stroke the mean; dotted: {REFERENCE}')
+    return figure
+
+
+def _learning(runs: Sequence[Mapping[str, Any]]) -> plt.Figure:
+    """A curve for each variant, a thin line a seed."""
+    figure, axes = plt.subplots(figsize=(6.4, 4.2), layout='constrained')
+    for variant in dict.fromkeys(run['variant'] for run in runs):
+        curves = [run['learning_curve'] for run in runs if run['variant'] == variant]
+        color = looks.COLORS.get(variant, looks.MUTED)
+        for curve in curves:
+            axes.plot(curve['steps'], curve['perplexity'], color=color, lw=0.6, alpha=0.5)
+        mean = np.mean([curve['perplexity'] for curve in curves], axis=0)
+        axes.plot(curves[0]['steps'], mean, color=color, lw=2, label=variant)
+    axes.set(xlabel='step', ylabel='held-out perplexity', yscale='log')
+    axes.yaxis.set_major_formatter(looks.PLAIN_NUMBERS)
+    axes.yaxis.set_minor_formatter(looks.PLAIN_NUMBERS)
+    axes.legend(frameon=False, fontsize=9)
+    looks.tidy(axes)
+    looks.note(figure, 'thin: seeds; thick: their mean')
     return figure
 
 

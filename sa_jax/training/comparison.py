@@ -177,11 +177,13 @@ def score(
       JSON: held_out and far, the tokens behind three quarters of a row (of
       `evaluation.perplexity.evaluate`); last_word, accuracy and perplexity of the last words of
       held-out passages; baselines, parameters, flops_per_token of training, tokens_per_s, tokens
-      trained on, and gates, the steps and the mean gate of each path and layer at each.
+      trained on; learning_curve, the steps of evaluations and the held-out perplexity at each; and
+      gates, the steps and the mean gate of each path and layer at each.
     """
     config, model_config = run.program.config, run.program.model_config
     kept = {name: figures[name] for name in ('held_out', 'baselines', 'parameters')}
     gated = [record for record in records if 'gates' in record]
+    evaluated = [record for record in records if 'evaluation' in record]
     return kept | {
         'far': run.program.evaluate(
             run.state,
@@ -195,6 +197,10 @@ def score(
         'tokens': (
             config.training.steps * config.training.batch_size * config.data.sequence_length
         ),
+        'learning_curve': {
+            'steps': [record['step'] for record in evaluated],
+            'perplexity': [record['evaluation']['perplexity'] for record in evaluated],
+        },
         'gates': {
             'steps': [record['step'] for record in gated],
             'means': {

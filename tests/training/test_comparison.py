@@ -25,7 +25,7 @@ FILE = """
         config = tiny_config.get_config(variant)
         config.data.path = {text!r}
         config.training.steps = {steps}
-        config.evaluation.every = 0
+        config.evaluation.every = 1
         config.evaluation.batches = 1
         return config
 """
@@ -106,6 +106,10 @@ def test_runs_are_finished_once_and_reported(write_config, data_dir, tmp_path, o
     assert 0 < scores['far']['tokens'] < scores['held_out']['tokens']
     assert scores['last_word']['items'] > 400
     assert scores['tokens'] == 3 * 8 * 64
+    assert scores['learning_curve']['steps'] == [1, 2, 3]
+    assert scores['learning_curve']['perplexity'][-1] == pytest.approx(
+        scores['held_out']['perplexity'], rel=0.2
+    )
     assert np.shape(scores['gates']['means']['1_sliding_window']) == (3, 2)
 
     figures = json.loads(json.dumps(comparison.collect(Comparison(path), workdir)))
@@ -123,8 +127,9 @@ def test_runs_are_finished_once_and_reported(write_config, data_dir, tmp_path, o
     further = comparison.collect(Comparison(path), workdir)['runs']
     assert [x['seed'] for x in further if x['variant'] == 'sa_swa'] == [0, 1, 7]
     comparison_plot.plot(figures, tmp_path)
-    for name in ('variants.png', 'variants.svg', 'gates.png', 'gates.svg'):
-        assert (tmp_path / name).stat().st_size > 1000
+    for name in ('variants', 'learning', 'gates'):
+        for kind in ('png', 'svg'):
+            assert (tmp_path / f'{name}.{kind}').stat().st_size > 1000
     write_config(steps=4)
     with pytest.raises(ValueError, match=r'another configuration(.|\n)*training.steps: 3 -> 4'):
         run()
