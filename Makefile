@@ -34,7 +34,7 @@ training-free: $(VENV)/pretrained.stamp  ## Score SmolLM2 under four patterns.
 table1-mini: $(VENV)/train.stamp  ## Train and compare the variants of Table 1 at a small scale: a day.
 	$(BIN)/python -m experiments.compare --config=configs/pretrain/table1_mini.py --workdir=$(WORKDIR)
 
-test: $(VENV)/dev.stamp  ## All tests: 15 to 30 minutes on two cores.
+test: $(VENV)/dev.stamp  ## All tests: up to half an hour on two cores.
 	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=worksteal
 
 test-quick: $(VENV)/dev.stamp  ## The tests that take seconds.

@@ -20,7 +20,7 @@ def plot(figures: Mapping[str, Any], folder: Path) -> None:
     """Draws each of variants, learning and gates as .png and .svg.
 
     The main variants' learning, the reference variant's gates. What no finished run tells isn't
-    drawn: runs that were scored by earlier versions lack the learning curve.
+    drawn: scores may lack a learning curve.
 
     Args:
       figures: of `training.comparison.collect`.

@@ -58,10 +58,10 @@ def load_run(workdir: Path, data_dir: Path, *, step: int | None = None) -> Pretr
                 f'{", ".join(map(str, checkpoints.steps()))}.'
             )
         state, _ = checkpoints.restore(step, program.abstract_state)
+    model = nnx.merge(program.graph, state.params)
     with damage_reported(path):
         tokenizer = load_inputs(config, data_dir).tokenizer
-    model = nnx.merge(program.graph, state.params)
-    return Pretrained(model, tokenizer, config.data.sequence_length)
+        return Pretrained(model, tokenizer, config.data.sequence_length)
 
 
 def begin_run(pretrained: Pretrained, config: ConfigDict, workdir: Path, data_dir: Path) -> None:

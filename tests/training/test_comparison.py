@@ -106,11 +106,12 @@ def test_runs_are_finished_once_and_reported(write_config, data_dir, tmp_path, o
     assert 0 < scores['far']['tokens'] < scores['held_out']['tokens']
     assert scores['last_word']['items'] > 400
     assert scores['tokens'] == 3 * 8 * 64
-    assert scores['learning_curve']['steps'] == [1, 2, 3]
-    assert scores['learning_curve']['perplexity'][-1] == pytest.approx(
-        scores['held_out']['perplexity'], rel=0.2
-    )
     assert np.shape(scores['gates']['means']['1_sliding_window']) == (3, 2)
+    scores = json.loads((workdir / 'swa' / 'seed0' / 'scores.json').read_text())['figures']
+    assert scores['learning_curve']['steps'] == [1, 2, 3]
+    # Without permutations, all evaluations of a state are the same.
+    last = scores['learning_curve']['perplexity'][-1]
+    assert last == pytest.approx(scores['held_out']['perplexity'], rel=1e-6)
 
     figures = json.loads(json.dumps(comparison.collect(Comparison(path), workdir)))
     assert figures['missing'] == [

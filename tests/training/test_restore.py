@@ -49,6 +49,13 @@ def test_there_and_back(tiny, bpe, data_dir, tmp_path, one_device):
     with pytest.raises(ValueError, match='2 is damaged: state'):
         load_run(tmp_path / 'run', data_dir, step=2)
 
+    saved = tmp_path / 'run' / 'config.json'
+    whole = saved.read_text()
+    saved.write_text(whole.replace('"sequence_length"', '"length"'))
+    with pytest.raises(ValueError, match=r'config\.json: it is damaged .*sequence_length'):
+        load_run(tmp_path / 'run', data_dir)
+    saved.write_text(whole)
+
     save_pretrained(loaded, tmp_path / 'files')
     from_files = load_pretrained(tmp_path / 'files', dtype='float32')
     jax.tree.map(np.testing.assert_array_equal, params_of(from_files.model), run.state.params)
