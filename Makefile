@@ -37,8 +37,9 @@ table1-mini: $(VENV)/train.stamp  ## Train and compare the variants of Table 1 a
 test: $(VENV)/dev.stamp  ## All tests: up to half an hour on two cores.
 	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=worksteal
 
-test-quick: $(VENV)/dev.stamp  ## The tests that take seconds.
-	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=worksteal -m 'not slow'
+test-quick: $(VENV)/dev.stamp  ## The tests that take seconds: up to ten minutes.
+	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=worksteal -m 'not slow' \
+		--hypothesis-profile=few
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check $(SOURCES)

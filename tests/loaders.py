@@ -160,10 +160,10 @@ def write_parquet(folder):
 
 
 def read_parquet(folder):
-    from sa_jax.data import sources
+    from sa_jax.data import parquet
 
     for path in folder.glob('*.parquet'):
-        for _ in sources.read_parquet(path):
+        for _ in parquet.read_parquet(path):
             pass
 
 

@@ -133,6 +133,7 @@ def read_bombs(folder):
     from pyarrow import parquet
 
     from sa_jax.data import sources
+    from sa_jax.data.parquet import read_parquet
     from sa_jax.evaluation.tasks import load_task
     from sa_jax.untrusted import read_json
 
@@ -149,7 +150,11 @@ def read_bombs(folder):
     path = folder / 'a.parquet'
     rows = pyarrow.DictionaryArray.from_arrays([0] * 1_200, ['x' * (1 << 20)])
     parquet.write_table(pyarrow.table({'text': rows}), path, store_schema=False)
-    assert sum(len(text) for _, text in sources.read_parquet(path)) == 1_200 << 20
+    assert sum(len(text) for _, text in read_parquet(path)) == 1_200 << 20
+    plain = pyarrow.table({'text': pyarrow.array(['x' * (65 << 20)])})
+    parquet.write_table(plain, path, compression='zstd', use_dictionary=False)
+    with pytest.raises(ValueError, match=r'the page at 4 of .* becomes 68,1'):
+        next(read_parquet(path))
     for name in ('a.json', 'a.jsonl'):
         with (folder / name).open('wb') as file:
             file.truncate(1 << 36)  # takes no space

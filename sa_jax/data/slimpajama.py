@@ -3,6 +3,7 @@
 import pathlib
 
 from sa_jax.data import builder, sources
+from sa_jax.data.parquet import read_parquet
 
 HUB_DATASET = 'DKYoon/SlimPajama-6B'
 
@@ -26,7 +27,7 @@ class SlimPajama(builder.DocumentBuilder):
 
     def read(self, path):
         """Yields the rows of a parquet file or the lines of a jsonl file."""
-        reader = sources.read_parquet if path.suffix == '.parquet' else sources.read_jsonl
+        reader = read_parquet if path.suffix == '.parquet' else sources.read_jsonl
         name = path.relative_to(self.root).as_posix()
         for position, text in reader(path):
             yield f'{name}:{position}', text

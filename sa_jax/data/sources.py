@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from sa_jax.extras import optional_import
-from sa_jax.untrusted import MAX_LINE, brief
+from sa_jax.untrusted import MAX_LINE
 
 SPLITS = ('train', 'validation', 'test')
 
@@ -99,30 +99,6 @@ def read_jsonl(path: pathlib.Path) -> Iterator[tuple[int, str]]:
         if text.strip():
             # JSON can spell halves of surrogate pairs, which UTF-8 cannot.
             yield number, text.encode(errors='replace').decode()
-
-
-def read_parquet(path: pathlib.Path) -> Iterator[tuple[int, str]]:
-    """Yields row number and column `text` of a parquet file."""
-    pyarrow = optional_import('pyarrow', 'parquet files', 'corpora')
-    parquet = optional_import('pyarrow.parquet', 'parquet files', 'corpora')
-    try:
-        schema = parquet.read_schema(path)
-        if 'text' not in schema.names:
-            raise ValueError(f"{path} has no column 'text'; it has {brief(schema.names)}.")
-        kind = schema.field('text').type
-        if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
-            raise ValueError(f"{path}: expected a column 'text' of strings, not {brief(kind)}.")
-        with parquet.ParquetFile(path, read_dictionary=['text']) as file:
-            row = 0
-            for batch in file.iter_batches(batch_size=1024, columns=['text']):
-                # One by one: many rows may share a long text of the dictionary.
-                for value in batch.column(0):
-                    text = value.as_py()
-                    if text and text.strip():
-                        yield row, text
-                    row += 1
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise ValueError(f'{path} is not a whole parquet file: {brief(error)}.') from error
 
 
 def _chunks(path: pathlib.Path) -> Iterator[bytes]:

@@ -1,6 +1,7 @@
 """Checkpoints of a run: the training state, the data iterator's state, the configuration."""
 
 import json
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+import tensorstore
 from jax.experimental import multihost_utils
 
 from sa_jax.data.pipeline import merge_states
@@ -36,8 +38,16 @@ class Checkpoints:
             cleanup_tmp_directories=keep is not None,
             async_options=ocp.AsyncOptions(post_finalization_callback=self._write_manifests),
         )
+        # Parameters hardly compress, and what isn't compressed can't need more memory than disk.
+        handlers = {
+            'state': ocp.PyTreeCheckpointHandler(use_compression=False),
+            'data': ocp.JsonCheckpointHandler(),
+            'config': ocp.JsonCheckpointHandler(),
+        }
         with damage_reported(self.directory):
-            self._manager = ocp.CheckpointManager(self.directory, options=options)
+            self._manager = ocp.CheckpointManager(
+                self.directory, options=options, item_handlers=handlers
+            )
 
     def latest_step(self) -> int | None:
         """Returns the step of the last complete checkpoint, waiting for one being written."""
@@ -104,7 +114,7 @@ class Checkpoints:
         self._manager.save(
             step,
             args=ocp.args.Composite(
-                state=ocp.args.StandardSave(state),
+                state=ocp.args.PyTreeSave(state),
                 data=ocp.args.JsonSave(_gather(data)),
                 config=ocp.args.JsonSave(config),
             ),
@@ -124,11 +134,14 @@ class Checkpoints:
         Raises:
           ValueError: if it is damaged, or holds another state.
         """
+        targets = ocp.checkpoint_utils.construct_restore_args(abstract_state)
         with damage_reported(self.directory / str(step), Exception):
+            _check_arrays(self.directory / str(step) / 'state')
             restored = self._manager.restore(
                 step,
                 args=ocp.args.Composite(
-                    state=ocp.args.StandardRestore(abstract_state), data=ocp.args.JsonRestore()
+                    state=ocp.args.PyTreeRestore(abstract_state, restore_args=targets),
+                    data=ocp.args.JsonRestore(),
                 ),
             )
             return restored['state'], restored['data']
@@ -150,6 +163,31 @@ class Checkpoints:
         """Waits for the save in progress and frees the threads."""
         self._manager.wait_until_finished()
         self._manager.close()
+
+
+def _check_arrays(folder: Path) -> None:
+    """Checks that reading stored arrays takes no more memory than they have elements.
+
+    TensorStore reads whole chunks, whatever their size, and decompresses whatever there is.
+    """
+    if not (folder / 'manifest.ocdbt').is_file():
+        raise ValueError(f'{folder} has no manifest.ocdbt.')
+    base = {'driver': 'file', 'path': f'{folder}/'}
+    store = tensorstore.KvStore.open({'driver': 'ocdbt', 'base': base}).result()
+    for key in store.list().result():
+        array, _, name = key.decode().rpartition('/')
+        if name == 'zarr.json':
+            raise ValueError(f'{folder}: array {array!r} is in another format than is written.')
+        if name != '.zarray':
+            continue
+        stored = json.loads(store[key])
+        if stored['compressor'] or stored['filters']:
+            raise ValueError(f'{folder}: array {array!r} is compressed, which none is written.')
+        if math.prod(stored['chunks']) > max(math.prod(stored['shape']), 1):
+            raise ValueError(
+                f'{folder}: array {array!r} of shape {stored["shape"]} has chunks of '
+                f'{stored["chunks"]}.'
+            )
 
 
 def _agreed(find: Callable[[], str | None]) -> str | None:

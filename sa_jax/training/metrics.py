@@ -12,11 +12,18 @@ from typing import Any
 import jax
 import numpy as np
 from absl import logging
-from tensorboardX import SummaryWriter
 from tqdm import tqdm
 
 from sa_jax.training.files import write_atomically
 from sa_jax.untrusted import damage_reported
+
+# tensorboardX imports PyTorch wherever it is installed, seconds for nothing at each start.
+_is_hidden = sys.modules.setdefault('torch', None) is None
+try:
+    from tensorboardX import SummaryWriter
+finally:
+    if _is_hidden:
+        del sys.modules['torch']
 
 # Fields of a metrics record that depend on the clock; all others repeat exactly.
 TIME_FIELDS = ('tokens_per_s', 'mfu', 'step_seconds', 'input_wait', 'save_seconds')

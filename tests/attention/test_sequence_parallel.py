@@ -97,7 +97,7 @@ def assert_alike(kind, devices, length, dtype=np.float32, sent=None, **options):
         ('sliding_window', {'window': 10_000}),
     ],
 )
-@pytest.mark.parametrize('packed', [False, True])
+@pytest.mark.parametrize('packed', [pytest.param(False, marks=pytest.mark.slow), True])
 def test_values_and_gradients_are_those_of_one_device(kind, options, packed):
     length = 8 * 53
     options = dict(options)
@@ -109,7 +109,7 @@ def test_values_and_gradients_are_those_of_one_device(kind, options, packed):
 
 
 @pytest.mark.parametrize('name', ['identity', 'reversal', 'random'])
-@pytest.mark.parametrize('capacity', [None, 1])
+@pytest.mark.parametrize('capacity', [None, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_permutation_that_moves_too_much_is_exact_all_the_same(name, capacity):
     length = 4 * 60
     permutation = permutation_of(name, length)

@@ -6,6 +6,7 @@ from sa_jax.benchmarks.generation import PHASES, measure, table
 from sa_jax.models.pretrained import load_pretrained
 
 
+@pytest.mark.slow
 def test_measures_both_on_the_same_weights(tmp_path):
     transformers = pytest.importorskip('transformers')
     config = transformers.LlamaConfig(

@@ -41,6 +41,7 @@ def skipped(figures):
     }
 
 
+@pytest.mark.slow
 def test_a_sweep_measures_and_continues(tmp_path, monkeypatch):
     figures = run_sweep(SWEEP, tmp_path)
     assert not skipped(figures)
@@ -101,6 +102,7 @@ def test_what_cannot_run_is_left_out_with_the_reason(tmp_path):
     assert 'causal' in reasons[32, 'moba', 'default']
 
 
+@pytest.mark.slow
 def test_limits_of_memory_and_time(tmp_path, monkeypatch):
     sweep = dataclasses.replace(SWEEP, kinds=('full',), memory_limit_gib=2e-5, matmul_size=4)
     reasons = skipped(run_sweep(sweep, tmp_path / 'memory'))

@@ -279,6 +279,14 @@ def test_truncated_zst_and_parquet_without_text(load, tmp_path):
     parquet.write_table(pyarrow.table({'text': [1]}), root / 'train.parquet')
     with pytest.raises(ValueError, match="column 'text' of strings, not int64"):
         load('slimpajama')
+    parquet.write_table(
+        pyarrow.table({'text': ['a']}),
+        root / 'train.parquet',
+        use_dictionary=False,
+        column_encoding={'text': 'DELTA_BYTE_ARRAY'},
+    )
+    with pytest.raises(ValueError, match=r'is encoded as .*DELTA_BYTE_ARRAY; only PLAIN and'):
+        load('slimpajama')
 
 
 @pytest.mark.parametrize(

@@ -217,6 +217,7 @@ def test_bfloat16_computes_in_bfloat16_and_gives_float32(make_model, run, tokens
     assert all(g.dtype == jnp.float32 and np.isfinite(g).all() for g in jax.tree.leaves(gradient))
 
 
+@pytest.mark.slow
 def test_remat_changes_no_gradient(make_model, tokens):
     gradients = {}
     for policy in ('none', 'full', 'dots'):
@@ -261,6 +262,7 @@ REFERENCE = {'implementation': 'reference'}
 OWN = {'window': 4} | REFERENCE
 
 
+@pytest.mark.slow
 def test_layers_with_patterns_of_their_own_equal_an_unrolled_loop(make_model, run, tokens):
     model = _mixed(make_model)
 

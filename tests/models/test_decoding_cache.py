@@ -17,8 +17,10 @@ BOTH = ('stochastic', 'sliding_window')
     ('attention', 'changes'),
     [
         (BOTH, {'qk_norm': True, 'tie_embeddings': False, 'permutation_scope': 'head'}),
-        (BOTH, {'gate': 'channel', 'permutation_scope': 'example'}),
-        (('stochastic',), {}),
+        pytest.param(
+            BOTH, {'gate': 'channel', 'permutation_scope': 'example'}, marks=pytest.mark.slow
+        ),
+        pytest.param(('stochastic',), {}, marks=pytest.mark.slow),
         (('full', 'sliding_window'), {'remat': 'full'}),
         (
             ('stochastic',),

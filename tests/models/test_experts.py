@@ -68,6 +68,7 @@ def test_of_equal_experts_the_first_are_chosen():
     np.testing.assert_allclose(choice.weights, 1 / 3, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_gradients_are_those_of_a_dense_sum():
     x, (router, *weights) = _normal(9, (12, 6)), _weights(4)
 

@@ -1,11 +1,13 @@
 """Checkpoints: donation, shardings, policy."""
 
 import contextlib
+import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tensorstore
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from sa_jax.training.checkpoints import Checkpoints
@@ -76,6 +78,31 @@ def test_a_checkpoint_without_a_manifest(checkpoints):
     assert checkpoints.find_damage(2) == 'manifest.json is missing'
     (checkpoints.directory / '1' / 'manifest.json').unlink()
     assert checkpoints.find_damage(2) is None  # all from before there were any
+
+
+@pytest.mark.parametrize(
+    ('changes', 'words'),
+    [
+        ({'compressor': {'id': 'zstd', 'level': 1}}, "array 'x' is compressed"),
+        ({'chunks': [1 << 40]}, r"array 'x' of shape \[4\] has chunks of \[1099511627776\]"),
+    ],
+)
+def test_small_files_that_become_large(checkpoints, changes, words):
+    state = {'x': jnp.arange(4.0)}
+    checkpoints.save(1, state, {}, {})
+    assert checkpoints.steps() == [1]
+    base = {'driver': 'file', 'path': f'{checkpoints.directory}/1/state/'}
+    store = tensorstore.KvStore.open({'driver': 'ocdbt', 'base': base}).result()
+    store['x/.zarray'] = json.dumps(json.loads(store['x/.zarray']) | changes)
+    with pytest.raises(ValueError, match=words):
+        checkpoints.restore(1, abstract(state))
+    del store['x/.zarray']
+    store['x/zarr.json'] = '{}'
+    with pytest.raises(ValueError, match="array 'x' is in another format"):
+        checkpoints.restore(1, abstract(state))
+    (checkpoints.directory / '1' / 'state' / 'manifest.ocdbt').unlink()
+    with pytest.raises(ValueError, match=r'has no manifest\.ocdbt'):
+        checkpoints.restore(1, abstract(state))
 
 
 def damage(folder, kind):

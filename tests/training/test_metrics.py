@@ -1,6 +1,7 @@
 """metrics.jsonl, throughput and MFU."""
 
 import json
+import subprocess
 import sys
 
 import jax
@@ -45,6 +46,11 @@ def test_writer_continues_behind_the_restored_step(tmp_path):
     assert [record['step'] for record in records] == [1, 2, 3]
     assert records[-1]['loss'] == 0.5
     assert list((tmp_path / 'tensorboard').iterdir())
+
+
+def test_pytorch_is_not_imported():
+    code = 'import sys, sa_jax.training.metrics; sys.exit("torch" in sys.modules)'
+    subprocess.run([sys.executable, '-c', code], check=True)
 
 
 def test_floats_survive_the_file(tmp_path):
