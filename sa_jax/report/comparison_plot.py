@@ -13,6 +13,7 @@ from sa_jax.report import figures as looks
 from sa_jax.report.comparison_tables import METRICS, REFERENCE, values
 
 _LAYER_COLORS = [looks.COLORS[x] for x in ('swa', 'local_sa', 'sa_swa', 'sa', 'partition', 'moba')]
+_FAR = 1.5  # times the median, or a part of it
 _GROUP_COLORS = {name: looks.COLORS[x] for name, x in (('main', 'swa'), ('controls', 'sa'))}
 
 
@@ -39,7 +40,10 @@ def plot(figures: Mapping[str, Any], folder: Path) -> None:
 
 
 def _scores(runs: Sequence[Mapping[str, Any]]) -> plt.Figure:
-    """A row for each variant: a dot for each seed, a stroke for their mean."""
+    """A row for each variant: a dot for each seed, a stroke for their mean.
+
+    What would hide the others' differences is written at the edge.
+    """
     groups = dict.fromkeys((run['group'], run['variant']) for run in runs)
     rows = list(groups)[::-1]
     figure, panels = plt.subplots(
@@ -50,19 +54,38 @@ def _scores(runs: Sequence[Mapping[str, Any]]) -> plt.Figure:
         layout='constrained',
     )
     for axes, (metric, (title, _, _)) in zip(panels, METRICS.items(), strict=True):
+        means = {x: np.mean(list(values(runs, x, metric).values())) for _, x in rows}
+        median = np.median(list(means.values()))
         for y, (group, variant) in enumerate(rows):
             found = list(values(runs, variant, metric).values())
             color = _GROUP_COLORS.get(group, looks.COLORS['sa_swa'])
+            mean = means[variant]
+            if not median / _FAR <= mean <= median * _FAR:
+                is_above = mean > median
+                axes.text(
+                    float(is_above),
+                    y,
+                    f'{mean:.1f} →' if is_above else f' ← {mean:.1f}',
+                    color=color,
+                    transform=axes.get_yaxis_transform(),
+                    ha='right' if is_above else 'left',
+                    va='center',
+                )
+                continue
             axes.plot(found, [y] * len(found), 'o', color=color, alpha=0.7, ms=5, mew=0)
-            axes.plot([np.mean(found)] * 2, [y - 0.3, y + 0.3], color=color, lw=2)
+            axes.plot([mean] * 2, [y - 0.3, y + 0.3], color=color, lw=2)
         reference = list(values(runs, REFERENCE, metric).values())
         if reference:
             axes.axvline(np.mean(reference), color=looks.MUTED, lw=1, ls=(0, (2, 3)), zorder=0)
         axes.set_title(title, loc='left')
+        axes.margins(x=0.15)
+        axes.locator_params(axis='x', nbins=5)
         axes.grid(axis='x', color='#EEEEEE')
         axes.spines[['top', 'right']].set_visible(False)
     panels[0].set_yticks(range(len(rows)), [variant for _, variant in rows])
-    looks.note(figure, f'a dot is a seed, a stroke the mean; dotted: {REFERENCE}')
+    looks.note(
+        figure, f'a dot is a seed, a stroke the mean; dotted: {REFERENCE}; arrows: off the scale'
+    )
     return figure
 
 

@@ -148,3 +148,27 @@ def test_differences_are_paired_by_seed():
     assert found.half_width == pytest.approx(12.706 * 0.5, rel=1e-4)
     assert comparison_tables.difference(runs, 'c', 'a', 'perplexity') == (1.0, None)
     assert comparison_tables.difference(runs, 'c', 'b', 'perplexity') is None
+
+
+def test_a_variant_far_behind_does_not_hide_the_others(tmp_path):
+    runs = [
+        {
+            'group': 'main',
+            'variant': variant,
+            'seed': 0,
+            'held_out': {'perplexity': perplexity},
+            'far': {'perplexity': 20.0},
+            'last_word': {'accuracy': accuracy},
+            'gates': {'steps': []},
+        }
+        for variant, perplexity, accuracy in (
+            ('swa', 27.0, 0.09),
+            ('sa', 61.8, 0.027),
+            ('sa_swa', 26.9, 0.08),
+        )
+    ]
+    comparison_plot.plot({'runs': runs}, tmp_path)
+    drawn = (tmp_path / 'variants.svg').read_text()
+    assert '61.8 →' in drawn
+    assert '← 2.7' in drawn
+    assert drawn.count('→') == drawn.count('←') == 1
