@@ -73,8 +73,8 @@ class Drill:
 
     def checkpoints(self):
         """The complete checkpoints, the newest first."""
-        folder = self.workdir / 'checkpoints'
-        return sorted(folder.glob('[0-9]*[0-9]'), key=lambda x: -int(x.name))
+        found = (x for x in (self.workdir / 'checkpoints').iterdir() if x.name.isdecimal())
+        return sorted(found, key=lambda x: -int(x.name))
 
 
 @fault
@@ -134,7 +134,9 @@ def full_disk(drill):
         kept = drill.workdir.with_name('kept')
         shutil.copytree(drill.workdir, kept)
     shutil.copytree(kept, drill.workdir, dirs_exist_ok=True)
-    return f'stopped with {len(drill.checkpoints())} complete checkpoints'
+    complete = len(drill.checkpoints())
+    assert complete > 0
+    return f'stopped with {complete} complete checkpoints'
 
 
 def damaged(drill, change):
