@@ -20,6 +20,7 @@ from sa_jax.models.pretrained.gguf_header import Header, TensorInfo, read_header
 from sa_jax.models.pretrained.gguf_tokenizer import build_tokenizer
 from sa_jax.tokenization.published import load_published
 from sa_jax.tokenization.tokenizers import Tokenizer
+from sa_jax.untrusted import damage_reported
 
 _ROPE_FACTORS = 'rope_freqs.weight'
 _TOP = {
@@ -104,14 +105,12 @@ class GgufFile:
         """
         self._gguf = optional_import('gguf', 'GGUF files', 'pretrained')
         self._path = Path(path)
-        self._header: Header = read_header(self._path)
-        try:
+        with damage_reported(self._path):
+            self._header: Header = read_header(self._path)
             self._check_types()
             self._check_sizes()
             self.config: dict[str, Any] = self._config(ignore)
             self._tensors = self._by_published_name()
-        except ValueError as error:
-            raise ValueError(f'{self._path}: {error}') from error
         self.shapes = {name: rows.shape for name, rows in self._tensors.items()}
 
     def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
