@@ -177,12 +177,15 @@ def _check_arrays(folder: Path) -> None:
     for key in store.list().result():
         array, _, name = key.decode().rpartition('/')
         if name == 'zarr.json':
-            raise ValueError(f'{folder}: array {array!r} is in another format than is written.')
+            raise ValueError(f'{folder}: array {array!r} is in Zarr 3; expected Zarr 2.')
         if name != '.zarray':
             continue
         stored = json.loads(store[key])
         if stored['compressor'] or stored['filters']:
-            raise ValueError(f'{folder}: array {array!r} is compressed, which none is written.')
+            raise ValueError(
+                f'{folder}: array {array!r} is compressed, and may need any amount of memory; '
+                'arrays are written and read uncompressed.'
+            )
         if math.prod(stored['chunks']) > max(math.prod(stored['shape']), 1):
             raise ValueError(
                 f'{folder}: array {array!r} of shape {stored["shape"]} has chunks of '

@@ -98,7 +98,7 @@ def test_small_files_that_become_large(checkpoints, changes, words):
         checkpoints.restore(1, abstract(state))
     del store['x/.zarray']
     store['x/zarr.json'] = '{}'
-    with pytest.raises(ValueError, match="array 'x' is in another format"):
+    with pytest.raises(ValueError, match="array 'x' is in Zarr 3"):
         checkpoints.restore(1, abstract(state))
     (checkpoints.directory / '1' / 'state' / 'manifest.ocdbt').unlink()
     with pytest.raises(ValueError, match=r'has no manifest\.ocdbt'):
