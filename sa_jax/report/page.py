@@ -250,6 +250,12 @@ _MINI = 'python -m experiments.compare --config=configs/pretrain/table1_mini.py 
 PARTS = (
     Part('Table 1: pre-training from scratch', 'compare', _pretraining, _MINI),
     Part('Table 1: zero-shot', 'zero_shot', None, 'python -m experiments.zero_shot …'),
+    Part(
+        'What earlier tokens are worth',
+        'context',
+        None,
+        'python -m experiments.context --runs=RUNS --workdir=DIR',
+    ),
     Part('Recall against distance', 'recall', None, 'python -m experiments.recall --workdir=DIR'),
     Part(
         'Table 2: efficiency',

@@ -230,6 +230,7 @@ def _check_counts(config: ConfigDict) -> None:
     training = config.training
     least = dict.fromkeys(
         (
+            'data.sequence_length',
             'training.steps',
             'training.batch_size',
             'training.gradient_accumulation',

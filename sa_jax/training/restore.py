@@ -12,8 +12,9 @@ from ml_collections import ConfigDict
 from sa_jax.models.pretrained import Pretrained
 from sa_jax.training.checkpoints import Checkpoints
 from sa_jax.training.configuration import to_json
-from sa_jax.training.inputs import load_inputs
-from sa_jax.training.program import build_program
+from sa_jax.training.inputs import Inputs, load_inputs
+from sa_jax.training.program import Program, build_program
+from sa_jax.training.step import TrainState
 from sa_jax.training.workdir import check_workdir, claim_workdir, locked
 from sa_jax.untrusted import damage_reported, read_json
 
@@ -24,7 +25,16 @@ def is_run(path: Path) -> bool:
 
 
 def load_run(workdir: Path, data_dir: Path, *, step: int | None = None) -> Pretrained:
-    """Loads the model of a run from a checkpoint, onto one device.
+    """Loads the model of a run from a checkpoint, onto one device; for the rest see `open_run`."""
+    program, state, inputs = open_run(workdir, data_dir, step=step)
+    model = nnx.merge(program.graph, state.params)
+    return Pretrained(model, inputs.tokenizer, program.config.data.sequence_length)
+
+
+def open_run(
+    workdir: Path, data_dir: Path, *, step: int | None = None
+) -> tuple[Program, TrainState, Inputs]:
+    """Opens a checkpoint of a run, on one device, with the text that the run reads.
 
     Args:
       workdir: of the run.
@@ -58,10 +68,8 @@ def load_run(workdir: Path, data_dir: Path, *, step: int | None = None) -> Pretr
                 f'{", ".join(map(str, checkpoints.steps()))}.'
             )
         state, _ = checkpoints.restore(step, program.abstract_state)
-    model = nnx.merge(program.graph, state.params)
     with damage_reported(path):
-        tokenizer = load_inputs(config, data_dir).tokenizer
-        return Pretrained(model, tokenizer, config.data.sequence_length)
+        return program, state, load_inputs(config, data_dir)
 
 
 def begin_run(pretrained: Pretrained, config: ConfigDict, workdir: Path, data_dir: Path) -> None:
